@@ -21,6 +21,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,7 +121,8 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
         print(f"note: {note}")
     for name, split in data["splits"].items():
         counts = [f"{split['kept']} pairs", *(f"{split[why]} dropped as {why}" for why in _DROPPED if split[why])]
-        for what, said in (("truncated", "truncated"), ("unknown", "unknown pieces")):
+        letters = " ".join(split["letters"][:5]) + "; a model learns to write <unk> for them" * (name == "train")
+        for what, said in (("truncated", "truncated"), ("unknown", f"unknown pieces ({letters})")):
             counts += [f"{split[what]} {said}"] if split[what] else []
         print(f"{name} ({split['title']}): {', '.join(counts)}")
     for name, model in data["models"].items():
@@ -154,15 +156,10 @@ def _fill(wanted: PrepareOptions, request: dict[str, Any], folder: Path) -> dict
     print("binaries ...", flush=True)
     preprocess(folder, wanted.languages, list(counts), wanted.dictionaries, wanted.workers)
     files = {path.relative_to(folder).as_posix(): sha256(path) for path in folder.rglob("*") if path.is_file()}
-    data = {
-        "request": request,
-        "notes": notes,
-        "splits": counts,
-        "models": models,
-        "sentencepiece": importlib.metadata.version("sentencepiece"),
-    }
-    write_json(folder / MANIFEST, data | {"files": files}, sort_keys=True)
-    return data | {"files": files}
+    data = {"request": request, "notes": notes, "splits": counts, "models": models, "files": files}
+    data["sentencepiece"] = importlib.metadata.version("sentencepiece")
+    write_json(folder / MANIFEST, data, sort_keys=True)
+    return data
 
 
 def _write(folder: Path, split: Split, options: PrepareOptions, pairs: Iterable[Sequence[str]], doing: str) -> None:
@@ -209,9 +206,9 @@ def _pieces(
     Raises:
         ValueError: a validation or test line of which no piece is left, or no training pair that is.
     """
-    most, training = options.max_pieces, split.name == "train"
+    most, training, letters = options.max_pieces, split.name == "train", (Counter[str](), Counter[str]())
     for pair in pairs:
-        texts = map(options.letters, options.languages, pair[1:])
+        texts = list(map(options.letters, options.languages, pair[1:]))
         pieces = [side.encode(text) for side, text in zip(sides, texts, strict=True)]
         reason = _reason(*map(len, pieces), options)
         if training and reason:
@@ -224,8 +221,12 @@ def _pieces(
             counts["truncated"] += 1
             pieces = [some[:most] for some in pieces]
         counts["kept"] += 1
-        counts["unknown"] += sum(some.count(UNKNOWN) for some in pieces)
+        for some, text, seen in zip(pieces, texts, letters, strict=True):
+            counts["unknown"] += some.count(UNKNOWN)
+            seen.update(text if UNKNOWN in some else "")
         yield [" ".join(some) for some in pieces]
+    candidates = [(side, letter) for side, seen in zip(sides, letters, strict=True) for letter, _ in seen.most_common()]
+    counts["letters"] = list(dict.fromkeys(letter for side, letter in candidates if UNKNOWN in side.encode(letter)))
     if not counts["kept"]:
         raise ValueError(
             f"no training pair is left: --max-pieces {most} and sides {_MAX_RATIO} times as long as the other drop all "

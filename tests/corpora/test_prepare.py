@@ -70,7 +70,7 @@ def test_the_manifest_says_what_was_done(prepared: Path) -> None:
     manifest = json.loads(text)
     train, titles = manifest["splits"]["train"], {name: split["title"] for name, split in manifest["splits"].items()}
     counts = {"read": 163, "kept": 160, "empty": 1, "no_pieces": 0, "too_long": 1, "ratio": 1, "truncated": 0}
-    assert train == counts | {"title": "train", "unknown": 0}
+    assert train == counts | {"title": "train", "unknown": 0, "letters": []}
     assert titles == {"train": "train", "valid": "newsdev2016", "test": "newstest2016", "test1": "newstest2017"}
     source, outputs = prepared.parent / "corpus", manifest["files"]
     assert manifest["request"]["source"] == {p.name: sha256(p) for p in source.iterdir()}
@@ -117,12 +117,16 @@ def test_any_two_languages_from_files_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_models_are_reused(source: Path, tmp_path: Path) -> None:
+def test_models_are_reused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Letters that such a model does not know are named, with what comes of them in training."""
     prepare(wanted(source, tmp_path / "one"))
     reused = prepare(wanted(source, tmp_path / "again", spm_model=tmp_path / "one/spm.model"))["request"]["reused"]
     assert reused == [sha256(tmp_path / "one/spm.model")]
     for name in ("spm.model", "dict.txt", "pieces/test1.ro"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    other = write_corpus(tmp_path / "other", [*corpus(160, 1), ("the tree", "l’ om "), ("Ω", "un ’ Ω ’")])
+    prepare(wanted(other, tmp_path / "unknown", spm_model=tmp_path / "one/spm.model"))
+    assert "162 pairs, 5 unknown pieces (Ω ’; a model learns to write <unk> for them)" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("quick")
