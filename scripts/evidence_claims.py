@@ -159,11 +159,6 @@ CONTRASTS: Sequence[Contrast] = [
         ("ten_seeds_36", "", f"{method}_dropout_30", "dropout_30")
         for method in ("ad_drop", "attention_dropout", "r_drop")
     ],
-    *[
-        ("opus_mt", "250 pairs, TICO-19", f"{method}_dropout_30", "dropout_30")
-        for method in ("ad_drop", "ad_drop_all", "attention_dropout", "r_drop")
-    ],
-    ("opus_mt", "250 pairs, 25 % wrong, TICO-19", "ad_drop_dropout_30", "dropout_30"),
     ("noisy_phrasebook", "", "ad_drop", "ad_drop_low"),
     ("drop_rates", "", "ad_drop_30", "ad_drop_rd_30"),
     ("drop_rates", "", "ad_drop_09", "ad_drop_tuned"),
