@@ -18,8 +18,8 @@ IMDB, IMDB to report on SST-2.
 
 OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 300 for
 validation and 500 as a test set, and as a second one the news discussions of 2015. Lines whose two sides do not belong
-together are left out, and typographic quotes are written as plain ones: OPUS-MT's vocabulary has no others, and would
-learn `<unk>` for each apostrophe of French.
+together are left out. Typographic quotes are written as plain ones, since OPUS-MT's vocabulary has no others: the model
+would learn to write `<unk>` for each apostrophe of French.
 """
 
 from __future__ import annotations
