@@ -100,7 +100,10 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
                 "calls, site.tapes, and map_gradient each of them"
             )
         if not site.tapes:
-            raise ValueError(f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode")
+            raise ValueError(
+                f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode, and with a "
+                "method attached unless the attention is your own"
+            )
     tapes = [site.tapes[0] for site in sites]
     gradients = output_gradients(objective, tapes)
     given = [torch.zeros_like(t.output) if g is None else g for g, t in zip(gradients, tapes, strict=True)]

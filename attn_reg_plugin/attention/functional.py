@@ -266,7 +266,8 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
         inputs = Inputs(*with_bias(*inputs[:3], *columns), *inputs[3:5], scale, *inputs[6:])
     if tape.needs_weights:
         if tape.weights is None:
-            tape.weights = _weights(inputs).detach()
+            with torch.no_grad():
+                tape.weights = _weights(inputs)
         # drawn anew in every pass, from the same generator state: the same map after dropout
         dropped = F.dropout(tape.weights, inputs.dropout_p)
         if tape.dropped_weights is None:

@@ -227,7 +227,7 @@ def _once(mask: Tensor, name: Any, compute: Callable[[], Result]) -> Result:
 
     The result must not be a view of it, which would keep it.
     """
-    if torch.compiler.is_compiling() or mask.is_inference():
+    if torch.compiler.is_compiling() or torch.is_inference_mode_enabled() or mask.is_inference():
         return compute()
     version, known = _KNOWN.get(mask, (None, {}))
     if version != mask._version:
@@ -270,7 +270,7 @@ def dropped_fraction(keep: Tensor, valid: Tensor | None, sites: int = 1) -> tupl
     total = torch.full((sites,), float(keep.numel() // sites), device=keep.device)
     if valid is not None:
         parts = sites if len(valid) == len(keep) else 1
-        total = valid.reshape(parts, -1).sum(-1).float() * (keep.numel() * parts / (sites * valid.numel()))
+        total = valid.reshape(parts, -1).sum(-1).float() * (keep.numel() * parts / max(1, sites * valid.numel()))
     return total - keep.reshape(sites, -1).sum(-1).float(), total.expand(sites)
 
 

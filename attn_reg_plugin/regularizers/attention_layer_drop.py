@@ -49,7 +49,7 @@ class AttentionLayerDrop(Regularizer):
     def before_forward(self, forward: Forward) -> None:
         """Draw the sites to drop; further calls of a site draw for themselves, recomputed ones stay as they were."""
         sites = self.attached_sites
-        draws = torch.rand(len(sites))
+        draws = torch.rand(len(sites), dtype=torch.float32)
         seeds = draws.view(torch.int32).tolist()
         for site, dropped, seed in zip(sites, (draws < self.p).tolist(), seeds, strict=True):
             site.ask(uniform=partial(self._draw, site, dropped, seed))
@@ -59,6 +59,6 @@ class AttentionLayerDrop(Regularizer):
         dropped = first
         if call:
             generator = torch.Generator().manual_seed(derived(seed, call))
-            dropped = bool(torch.rand((), generator=generator) < self.p)
+            dropped = bool(torch.rand((), generator=generator, device="cpu") < self.p)
         self.count_share([site], float(dropped))
         return dropped

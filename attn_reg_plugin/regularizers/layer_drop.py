@@ -83,7 +83,7 @@ class LayerDrop(Regularizer):
     def _left_out(self, seed: int, sites: list[AttentionSite], call: int) -> bool:
         """Whether a layer is left out of its call number `call`, counted for the sites that it has then."""
         generator = torch.Generator().manual_seed(derived(seed, call))
-        left_out = bool(torch.rand((), generator=generator) < self.p)
+        left_out = bool(torch.rand((), generator=generator, device="cpu") < self.p)
         for site in sites:
             self.count_share([site], float(left_out))
         return left_out

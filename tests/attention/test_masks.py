@@ -116,6 +116,8 @@ def test_ratios_outside_the_unit_interval_and_unknown_directions_are_refused(dra
 
 
 def test_dropped_fraction_counts_every_head_and_query():
+    no_examples = torch.ones(0, 2, 9, 9, dtype=torch.bool)
+    assert [int(number) for number in dropped_fraction(no_examples, no_examples)] == [0, 0]
     for valid in MASKS.values():
         keep = sample_keep(distinct(4, 2, 9, 9), valid, 0.5, 0.5)
         exists = torch.ones(4, 2, 9, 9, dtype=torch.bool) if valid is None else valid.expand(4, 2, 9, 9)
@@ -141,6 +143,8 @@ def test_what_a_mask_adds_to_scores_is_made_once_until_the_mask_changes():
     assert scores_of(mask, torch.float32).tolist() == [-math.inf, -math.inf, 0]
     with torch.inference_mode():
         assert scores_of(~mask, torch.float32).tolist() == [0, 0, -math.inf]
+        scores_of(mask, torch.float16)
+    assert not scores_of(mask, torch.float16).is_inference()  # else autograd would refuse it
 
 
 def test_a_bit_of_a_position_stays_where_it_was():

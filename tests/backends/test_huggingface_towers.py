@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
-from attn_reg_plugin import ADDrop, AttentionSite, find_sites
+from attn_reg_plugin import ADDrop, AttendOut, AttentionSite, find_sites
 from attn_reg_plugin.attention.selection import SiteSelector, name_towers
 from attn_reg_plugin.backends.huggingface import modules
+from attn_reg_plugin.regularizers.base.options import OptionError
 from tests.backends.huggingface_models import build
 from tests.backends.oracle_models import tiny
 
@@ -85,6 +86,8 @@ def test_towers_drop_apart_and_are_counted_apart() -> None:
         model(**inputs)
         shapes = {site.tower: site.keep.shape[-1] for site in regularizer.attached_sites}
         counted = regularizer.statistics.take()
+    with pytest.raises(OptionError, match=r"\[0\]@text_model is in one of several towers"):
+        AttendOut(sites="encoder.self").attach(model)
     assert shapes == {"text_model": 5, "vision_model": 4}
     assert counted["valid/encoder.self[0]@text_model"] != counted["valid/encoder.self[0]@vision_model"]
 

@@ -117,7 +117,7 @@ class _Calls(TorchFunctionMode):
         if name == "Tensor.cpu":  # a copy, as of a device's tensor
             result = result.clone()
             self.waits.host[result] = True
-        if not given and kwargs.get("device") is None:
+        if not given and kwargs.get("device") in (None, "cpu"):  # a model's own is no string
             self.waits.host.update((tensor, True) for tensor in tensors_in(result))
         return result
 

@@ -16,9 +16,14 @@ from attn_reg_plugin.regularizers.base.hooks.put_back import without_gradients
 
 
 def _integrals(run: Callable[[], Tensor], calls: list[tuple[AttentionSite, Tape]], steps: int) -> list[Tensor | None]:
-    """(1/m) Σ ∂F/∂A(k/m A) of each call for k = 1 … m, all of them scaled together; None without a gradient."""
+    """(1/m) Σ ∂F/∂A(k/m A) of each call for k = m … 1, all of them scaled together; None without a gradient.
+
+    A is that of the first pass, which scales nothing: other passes than these may draw other dropouts.
+    """
+    for _, tape in calls:
+        tape.weights = tape.dropped_weights = None
     totals: list[Tensor | None] = [None] * len(calls)
-    for k in range(1, steps + 1):
+    for k in range(steps, 0, -1):
         for site, tape in calls:
             site.calls.restart()
             tape.output, tape.factor = None, k / steps  # another pass over the same maps
@@ -45,7 +50,7 @@ def integrated_attribution(
     Args:
         run: runs the forward with the same random draws every time and returns the objective F.
         sites: the sites, inside `recording(sites, needs_weights=True)`.
-        steps: m, the number of passes a path.
+        steps: m, the number of passes a path, at least 1.
         path: `site` scales one site's maps at a time (m passes per site), `joint` all of them together (m passes in
             all; the sum of B over every site is then F(A) - F(0), for many steps).
 
@@ -54,12 +59,8 @@ def integrated_attribution(
         depend on, or that ran without gradients. Sites that the forward skips are left out.
 
     Raises:
-        ValueError: an unknown path, or steps below 1; as `output_gradients`.
+        ValueError: as `output_gradients`.
     """
-    if steps < 1:
-        raise ValueError(f"integrated gradients need at least 1 step, not {steps}")
-    if path not in ("site", "joint"):
-        raise ValueError(f"path is {path!r}, but must be one of site, joint")
     with without_gradients():
         run()
     sites = [site for site in sites if site.tapes]

@@ -31,6 +31,7 @@ from attn_reg_plugin.regularizers.base.compatibility import check_copyable
 from attn_reg_plugin.regularizers.base.context import Problem, Training
 from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
+from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,14 @@ class AttendOut(Regularizer):
         super().begin_anew()
         self._kept = {}
 
+    def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:
+        """Refuse towers: the generator reads one text for each stack."""
+        if towers := [site.name for site in sites if site.tower]:
+            raise OptionError(
+                "sites", f"{towers[0]} is in one of several towers, and attend_out reads one text; attach it to a tower"
+            )
+        return []
+
     def check_shards(self, modules: list[nn.Module]) -> None:
         """Refuse FSDP2, which copies no model."""
         raise ValueError(
@@ -192,6 +201,11 @@ class AttendOut(Regularizer):
             pairs = valid_pairs(*kind, tokens)
             keep = torch.stack([masks[site.name] for site in sites]) & pairs
             self.count_dropped(sites, keep.flatten(0, 1), pairs)
+
+    def after_forward(self, outputs: Any) -> None:
+        """Neither player learns from a forward that an exception ended."""
+        if outputs is None:
+            self.game.forget_last()
 
     def end_update(self) -> None:
         """The defender's step on the batches of this update and, after T updates, the end of the round."""
@@ -252,11 +266,9 @@ class AttendOut(Regularizer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`; the players are restored once they exist, at the first forward."""
         super().load_state_dict(state)
-        if self.game is not None:
-            self.game.load_state_dict(state)
-        else:
-            self._continues = "generator" in state
-            self._kept = state if self._continues else {}
+        self._end_game()
+        self._continues = "generator" in state
+        self._kept = state if self._continues else {}
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Continue the game from a state, at once; a ValueError if it lacks a part of a game."""
@@ -274,13 +286,15 @@ class AttendOut(Regularizer):
     def detach(self) -> None:
         """Restore the model; `state_dict` keeps what the game came to, the next one begins anew or from a state."""
         self._continues = False  # a game that was to go on and never did is not the next one's
-        game = self.game
         try:
-            if game is not None:
-                game.forget_unfinished()
+            if self.game is not None:
+                self.game.forget_unfinished()
                 self._kept = on_cpu(self.state_dict())  # not the weights of two more models on the device
         finally:
-            self.game = None
-            if game is not None:
-                game.defender.close()
+            self._end_game()
             super().detach()
+
+    def _end_game(self) -> None:
+        game, self.game = self.game, None
+        if game is not None:
+            game.defender.close()

@@ -94,7 +94,7 @@ class Game:
 
     Attributes:
         rounds, in_round: finished rounds, and updates of the present one.
-        cache: the present round's batches and masks on this rank.
+        cache: batches and masks of the present round's finished updates on this rank.
         cache_elsewhere: those of the other ranks, kept by rank 0, which saves the state.
         moving_baseline, moving_square: moving averages of the rewards and of the squared advantages.
         last_round: what the last round came to.
@@ -108,7 +108,7 @@ class Game:
         self.cache_elsewhere: list[dict[str, Any]] = []
         self.moving_baseline, self.moving_square = 0.0, 0.0
         self.last_round: dict[str, float] = {}
-        self._pending: list[Mapping[str, Any]] = []
+        self._pending: list[tuple[Mapping[str, Any], CachedBatch | None]] = []
         self._said_not_finite = False
         for parameter in generator.parameters():
             from_first_rank(parameter.data)
@@ -128,14 +128,15 @@ class Game:
         tokens = self.problem.tokens(inputs)
         tokens = {stack: tokens[stack] for stack in self.generator.stacks}
         masks, gradient = self._drawn(tokens, counts)
-        self._pending.append(own_copy(inputs))  # the attacker's forward may change its arguments
+        batch = None
         if counts:
             packed = {}
             for shape in {tuple(mask.shape) for mask in masks.values()}:
                 alike = {name: mask.reshape(-1) for name, mask in masks.items() if mask.shape == shape}
                 bits = pack_bits(torch.stack(list(alike.values())))
                 packed.update((name, (one, shape)) for name, one in zip(alike, bits.unbind(), strict=True))
-            self.cache.append(CachedBatch(self.in_round, tokens, packed, gradient))
+            batch = CachedBatch(self.in_round, tokens, packed, gradient)
+        self._pending.append((own_copy(inputs), batch))  # the attacker's forward may change its arguments
         return masks, tokens
 
     def _drawn(self, tokens: dict[str, Tokens], counts: bool) -> tuple[Mapping[str, Tensor], PolicyGradient | None]:
@@ -144,7 +145,8 @@ class Game:
         Shared tables change with the model before the round ends, and a training that goes on in the middle of a round
         could not take the gradient again: there it is taken at the end.
         """
-        held = sum(batch.gradient.bytes for batch in self.cache if batch.gradient is not None)
+        batches = [*self.cache, *(batch for _, batch in self._pending)]
+        held = sum(batch.gradient.bytes for batch in batches if batch is not None and batch.gradient is not None)
         wanted = counts and not self.generator.shared
         if wanted and held + PolicyGradient.bytes_of(self.generator, tokens) <= KEPT_BYTES:
             return policy_gradient(self.generator, tokens, self.method.temperature)
@@ -156,18 +158,22 @@ class Game:
         if not self._pending:
             return {}
         pending, self._pending = self._pending, []
-        for inputs in pending:
+        for inputs, _ in pending:
             self.defender.learn(self.problem, inputs)
         self.defender.step()
-        ours = [b.state_dict() for b in self.cache if b.update == self.in_round] if world_size() > 1 else []
-        self.cache_elsewhere += gathered_on_first_rank(ours)
+        batches = [batch for _, batch in pending if batch is not None]
+        self.cache += batches
+        self.cache_elsewhere += gathered_on_first_rank([b.state_dict() for b in batches] if world_size() > 1 else [])
         self.in_round += 1
         return self.end_round() if self.in_round == self.method.steps else {}
 
     def forget_unfinished(self) -> None:
         """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
         self._pending = []
-        self.cache = [batch for batch in self.cache if batch.update < self.in_round]
+
+    def forget_last(self) -> None:
+        """Forget the last forward: an exception ended it."""
+        del self._pending[-1]
 
     # -- a round ----------------------------------------------------------------------------------------------------
 
@@ -290,7 +296,7 @@ class Game:
             "generator": self.generator.state_dict(),
             "generator_optimizer": self.generator_optimizer.state_dict(),
             "defender": self.defender.state_dict(),
-            "cache": [b.state_dict() for b in self.cache if b.update < self.in_round] + self.cache_elsewhere,
+            "cache": [batch.state_dict() for batch in self.cache] + self.cache_elsewhere,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

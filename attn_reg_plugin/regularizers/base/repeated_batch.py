@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -131,7 +131,10 @@ def repeated(batch: Any, times: int) -> Any:
         if isinstance(value, Tensor):
             return torch.cat([value] * times) if value.dim() and len(value) == len(first) else value
         if isinstance(value, Mapping):
-            return {key: again(held) for key, held in value.items()}
+            made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+            for key, held in value.items():
+                made[key] = again(held)
+            return made
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(again, value))
         if type(value) in (list, tuple):

@@ -140,20 +140,33 @@ def test_the_generators_size_is_logged_once(embedding, width, caplog):
     assert caplog.messages == [f"attend_out: generator of {size:,} parameters, {share:.1f} % of the model's"]
 
 
-def test_an_update_that_was_skipped_leaves_nothing():
+def test_an_update_that_was_skipped_and_a_forward_that_failed_leave_nothing():
     defenders = []
-    for skips in (False, True):
+    for skips in ("", "update", "forward"):
         model, optimizer, regularizer = begin()
         with regularizer.attach(model):
             update(model, optimizer, regularizer, 0)
-            if skips:
+            if skips == "forward":
+                with model.output.register_forward_hook(lambda *call: 1 / 0), pytest.raises(ZeroDivisionError):
+                    model(*BATCHES[5])
+            if skips == "update":
                 model(*BATCHES[5])
-                assert len(regularizer.game.cache) == 2 and len(regularizer.state_dict()["cache"]) == 1
+                assert len(regularizer.game.cache) == len(regularizer.state_dict()["cache"]) == 1
                 regularizer.forget_unfinished()
             update(model, optimizer, regularizer, 1)
             assert [batch.update for batch in regularizer.game.cache] == [0, 1]
             defenders.append(copy.deepcopy(regularizer.game.defender.model))
-    assert same(*defenders)
+    assert same(*defenders[:2]) and same(*defenders[1:])
+
+
+def test_a_state_from_before_the_game_begins_it_anew():
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        early = regularizer.state_dict()
+        play(model, optimizer, regularizer, range(4))
+        regularizer.load_state_dict(early)
+        update(model, optimizer, regularizer, 0)
+        assert (regularizer.game.rounds, [batch.update for batch in regularizer.game.cache]) == (0, [0])
 
 
 def test_a_copy_of_the_model_has_no_game():

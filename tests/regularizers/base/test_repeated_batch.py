@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from dataclasses import dataclass, field
 
 import pytest
@@ -143,6 +144,8 @@ def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
     assert twice["scalar"] == 1 and given["ids"] is IDS
     held = twice["held"][0]
     assert type(held) is Batch and held.ids.equal(twice["ids"]) and held.labels.tolist() == [2, 0, 1] * 2
+    encoding = repeated(UserDict(ids=IDS), 2)
+    assert type(encoding) is UserDict and encoding["ids"].equal(twice["ids"])
     assert held.lengths.tolist() == IDS.ne(PAD).sum(-1).tolist() * 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,9 +101,10 @@ def _copied(value: Any, inside: bool, memo: dict[int, Any]) -> Any:
         made = type(value)(_copied(held, inside, memo) for held in value)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         made = type(value)(*(_copied(held, inside, memo) for held in value))
-    elif type(value) is dict:
-        made = memo[id(value)] = {}
-        made.update((key, _copied(held, inside, memo)) for key, held in value.items())
+    elif isinstance(value, MutableMapping):
+        made = memo[id(value)] = copy.copy(value)
+        for key, held in value.items():
+            made[key] = _copied(held, inside, memo)
     elif _holds_tensors(value, set()):
         made = memo[id(value)] = copy.copy(value)
         vars(made).update({name: _copied(held, True, memo) for name, held in vars(value).items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from contextlib import contextmanager
 
 import numpy as np
@@ -96,6 +97,9 @@ def test_a_copy_of_arguments_shares_tensors_and_nothing_else():
     made = own_copy(given)
     assert made is not given and made["ids"] is ids and made["options"][0] is ids
     assert made["model"] is given["model"] and made["kind"] is Store
+    held = OrderedDict(ids=ids, options=[])
+    twin = own_copy(held)
+    assert type(twin) is OrderedDict and twin.pop("ids") is held["ids"] and twin["options"] is not held["options"]
     twin = made["same"]
     assert twin is made["options"][1]["cache"] is twin.itself is not cache
     twin.update(torch.ones(1, 1, 3))
@@ -126,7 +130,7 @@ def test_attend_outs_defender_learns_from_what_the_attacker_was_given():
     method = AttendOut(problem=TokensOnly("ids"), optimizer=torch.optim.SGD(model.parameters(), 0.1))
     with method.attach(model):
         model(IDS, cache=cache, options=[])
-        (inputs,) = method.game._pending
+        ((inputs, _),) = method.game._pending
         assert cache.filled == 1 and inputs["cache"].filled == 0 and inputs["ids"] is IDS and inputs["options"] == []
 
 
