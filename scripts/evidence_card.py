@@ -46,7 +46,7 @@ def measure(run: Path, folder: str) -> dict[str, Any]:
         ours = raw_lines(run / "translations" / f"{subset}.{data.target}")
         theirs = translated(model.eval(), tokenizer, raw_lines(data.root / "raw" / f"{subset}.{data.source}"))
         texts = {"fairseq": ours, "transformers": theirs}
-        bleu = {name: score(lines, data.references(subset))[0]["bleu"] for name, lines in texts.items()}
+        bleu = {name: score(lines, data.references(subset), data.target)[0]["bleu"] for name, lines in texts.items()}
         same = sum(left == right for left, right in zip(ours, theirs, strict=True))
         found[subset] = {"sentences": len(ours), "same": same, "bleu": bleu}
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -112,8 +112,7 @@ class Request:
     def __or__(self, other: Request) -> Request:
         """Return both together; `other` wins where both ask for the same."""
         asked = {one.name: getattr(other, one.name) for one in fields(other)}
-        asked = {name: value for name, value in asked.items() if value is not getattr(NOTHING, name)}
-        return Request(**{**vars(self), **asked})
+        return replace(self, **{name: value for name, value in asked.items() if value is not getattr(NOTHING, name)})
 
 
 #: plain attention

@@ -99,16 +99,3 @@ def shuffled(items: Sequence[Item], seed: str) -> list[Item]:
     draw = random.Random(int.from_bytes(digest[:8], "big")).random
     order = sorted((draw(), index) for index in range(len(items)))
     return [items[index] for _, index in order]
-
-
-def write_phrasebook(folder: str | Path, train: int = 4000, valid: int = 500, test: int = 500, seed: int = 1) -> None:
-    """Write `train.en`, `train.ro`, `train.tr` and the same for valid and test into a folder, which is made if missing.
-
-    The same arguments give the same bytes on every machine; errors as of `splits`.
-    """
-    made, folder = splits(train, valid, test, seed), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, triples in made.items():
-        for language in Triple._fields:
-            lines = "".join(f"{getattr(triple, language)}\n" for triple in triples)
-            (folder / f"{split}.{language}").write_bytes(lines.encode("utf-8"))

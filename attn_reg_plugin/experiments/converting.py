@@ -63,7 +63,8 @@ class Conversion:
             to_huggingface(Path(self.model), self.out, self.opus_mt)
             print(f'wrote {self.out}: MarianMTModel.from_pretrained("{self.out}")')
             return
-        folder, record = Path(self.model), self.out.with_name(f"{self.out.name}.name")
+        folder, out = Path(self.model), self.out.resolve()  # "." has no name of its own
+        record = out.with_name(f"{out.name}.name")
         wanted = {"model": self.model, "languages": self.languages}
         if folder.is_dir():
             wanted["files"] = digest_of(sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS))
@@ -72,8 +73,9 @@ class Conversion:
                 said = f"isn't empty, and no {record.name} says what was converted there"
                 raise ValueError(f"{self.out} {said}; give another --out")
             before = read_json(record)
+            same_files = "files" in before.keys() & wanted.keys()  # or it says which differ
             for name, value in wanted.items():
-                if before.get(name, value) != value:
+                if before.get(name, value) != value and not (name == "model" and same_files):
                     said = f"was converted with {name} {before[name]}, not {value}"
                     raise ValueError(f"{self.out} {said}; give another --out")
             return

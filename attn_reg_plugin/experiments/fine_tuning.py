@@ -174,7 +174,7 @@ class FineTuning(Comparison):
         """Also task, model, metric; and the scheduler, where the setting stands for flags that no other one takes."""
         found = {**DECIDED, **CHOOSING, "labelled": "task", "task": "task", "autocast": "precision"}
         found |= {"lr-scheduler": "lr_scheduler"} if self.lr_scheduler in TO_THE_END else {}
-        own = {name.replace("_", "-"): name for name in _OWN}
+        own = {"validation-metrics": "metric", **{name.replace("_", "-"): name for name in _OWN}}
         return {**found, "arch": "model", "-a": "model", "hf-model": "model", **own}
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:

@@ -25,7 +25,7 @@ from attn_reg_plugin.experiments.comparison import (
     Comparison,
     schedule_flags,
 )
-from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, refuse_split
+from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, refuse_split, sha256_of
 from attn_reg_plugin.experiments.running.checks import updates_of
 from attn_reg_plugin.experiments.running.flags import START, UNTUNED, named, parsed, words_of
 from attn_reg_plugin.experiments.running.run import TRANSLATION, USER_DIR, Run
@@ -101,12 +101,15 @@ class TranslationComparison(Comparison):
         self.check_part(data.pairs())
         for subset in data.subsets:
             check_binaries(data.bin, subset)
+        _, (signature, _) = score(["a"], ["a"], data.target)
+        if self.metric == "bleu" and "tok:13a" not in signature:
+            raise ValueError(f"--metric bleu: fairseq's own BLEU has no words of {data.target}; choose by the loss")
         if self.opus_mt is None and self._joining() is None and (path := data.other_pieces()):
             raise ValueError(
                 f"{path} has none of sentencepiece's pieces with a space (▁); say how to join "
                 "its own by --generate-flags '--post-process subword_nmt', 'none' for words, or 'sentencepiece'"
             )
-        model = self._sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt)
+        model = self._sizes(data.joint) if self.opus_mt is None else opus_mt_model(self.opus_mt, data)
         if any(one.name == UNTUNED for one in methods) and START not in {**model, **self.own_flags}:
             raise ValueError(f"the method {UNTUNED!r} needs a model to start from: give --{START} FILE after --")
         references = digest_of([data.root / "raw" / f"{subset}.{data.target}" for subset in data.subsets])
@@ -189,18 +192,21 @@ class TranslationComparison(Comparison):
             f"{' → '.join(runs[0].settings['task'].split('-'))}, seeds {', '.join(map(str, sorted(self.seeds)))}",
             *runs[0].result()["signatures"],
             f"valid {loss}: the lowest over all validations; nll_loss is in bits per piece, without label smoothing",
-            f"checkpoints chosen by the best {self.metric} on the validation set",
+            f"checkpoints chosen by the best {runs[0].metric[0]} on the validation set",
             *self.part_notes(runs[0]),
         ]
 
 
-def opus_mt_model(folder: Path) -> dict[str, Any]:
-    """The flags of fairseq-train for a converted model: its sizes, and its weights to start from."""
+def opus_mt_model(folder: Path, data: DataFolder) -> dict[str, Any]:
+    """The flags of fairseq-train for a converted model, whose dictionaries the data have: its sizes and weights."""
     from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
 
     path = folder / FLAGS
     if not path.is_file():
         raise FileNotFoundError(f"--opus-mt {folder} has no {FLAGS}; make it with `attn-reg convert opus-mt`")
+    for name in (f"dict.{language}.txt" for language in (data.source, data.target)):
+        if (folder / name).is_file() and sha256_of(folder / name) != sha256_of(data.bin / name):
+            raise ValueError(f"{data.root} was prepared without --opus-mt {folder}: its {name} is another one")
     # every rank reads the checkpoint: what fairseq sends from the first to the others, torch.load refuses to read
     start = {START: str(folder / CHECKPOINT), "load-checkpoint-on-all-dp-ranks": True}
     return {**parsed(str(path), path.read_text(encoding="utf-8")), **start}
@@ -247,7 +253,7 @@ class TranslationRun(Run):
             hypotheses = read_hypotheses(folder / f"generate-{subset}.txt", len(references))
             for name, lines in ((subset, hypotheses), (f"{subset}.references", references)):
                 write_text(folder / f"{name}.{data.target}", "".join(f"{line}\n" for line in lines))
-            scores[subset], signatures = score(hypotheses, references)
+            scores[subset], signatures = score(hypotheses, references, data.target)
             same += [subset] if len(hypotheses) > 1 and len(set(hypotheses)) == 1 else []
         name, value = self.log().best_validation()
         found = {"scores": {**scores, "valid": {name: value}}, "constant": same, "signatures": signatures}
@@ -272,11 +278,17 @@ def read_hypotheses(path: Path, count: int) -> list[str]:
     return [found[index] for index in range(count)]
 
 
-def score(hypotheses: list[str], references: list[str]) -> tuple[dict[str, float], list[str]]:
-    """BLEU and chrF (0 to 100) of translations on as many raw references, and sacrebleu's signatures of both."""
+def score(hypotheses: list[str], references: list[str], language: str) -> tuple[dict[str, float], list[str]]:
+    """BLEU and chrF (0 to 100) of translations on as many raw references, and sacrebleu's signatures of both.
+
+    Chinese, Japanese and Korean are split into words as sacrebleu has it; a ValueError says what has to be installed.
+    """
     from sacrebleu.metrics import BLEU, CHRF
 
-    metrics = {"bleu": BLEU(), "chrf": CHRF()}
+    try:
+        metrics = {"bleu": BLEU(trg_lang=language), "chrf": CHRF()}
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from None
     scores = {name: metric.corpus_score(hypotheses, [references]).score for name, metric in metrics.items()}
     names = {"bleu": "BLEU", "chrf": "chrF"}
     return scores, [f"{names[name]} {metric.get_signature()}" for name, metric in metrics.items()]

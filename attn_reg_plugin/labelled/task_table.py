@@ -240,9 +240,7 @@ def own_task(
     Raises:
         ValueError: flags that say too little or contradict each other.
     """
-    text, label_set, wanted = (
-        tuple(part.strip() for part in flag.split(",")) if flag else () for flag in (text_columns, labels, metrics)
-    )
+    text, label_set, wanted = map(_parts, (text_columns, labels, metrics))
     tagging, name = kind == TAGGING, kind.replace("_", " ")
     allowed = {MULTIPLE_CHOICE: "3 or more", TAGGING: "1"}.get(kind, "1 or 2")
     if not {MULTIPLE_CHOICE: len(text) > 2, TAGGING: len(text) < 2}.get(kind, 0 < len(text) < 3):
@@ -269,12 +267,17 @@ def own_task(
     return LabelledTask("plain", kind, text, label, known, wanted, file_format, files, fields=file_fields or None)
 
 
+def _parts(flag: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in flag.split(",")) if flag else ()
+
+
 def flags_of(task: LabelledTask) -> dict[str, str | bool]:
     """Give the flags of `fairseq-train` that describe a task: its name, or those of a task of the user's own."""
     if task.name in TASKS:
         return {"labelled": task.name}
     found: dict[str, str | bool] = {"label-column": task.label, "file-format": task.format}
     found |= {"text-columns": ",".join(task.text), "metrics": ",".join(task.metrics)}
-    found |= {"labels": ",".join(task.labels)} if task.labels else {}
+    labels = ",".join(task.labels or ())  # those of a training file that have commas are collected again
+    found |= {"labels": labels} if labels and _parts(labels) == task.labels else {}
     found |= {"file-fields": str(task.fields)} if task.fields else {}
     return found | ({"regression": True} if task.kind == REGRESSION else {})

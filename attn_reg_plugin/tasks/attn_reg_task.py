@@ -19,7 +19,6 @@ import torch
 from fairseq import metrics
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import FairseqMultiModel
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
@@ -73,7 +72,6 @@ class AttnRegTask(ResumedTask):
         beside = self.sidecar.folder is not None and restored == "checkpoint_last.pt"  # fairseq's default
         self._restore_file = self.sidecar.folder / restored if beside else Path(restored)
         self._clip_norm = float(fairseq_setting(cfg, "clip_norm") or 0.0)
-        self._handles: list[Any] = []
         self._model: torch.nn.Module | None = None  # the one to be trained
         self._acted = False  # some forward was seen
         self._first_epoch: int | None = None  # its number of batches
@@ -129,15 +127,10 @@ class AttnRegTask(ResumedTask):
             self._attach(self.regularizer, self._model)
 
     def _attach(self, regularizer: Regularizer, model: torch.nn.Module) -> None:
-        """Attach to the model, or to the models in it if these are what the task calls."""
-        for handle in self._handles:
-            handle.remove()
         regularizer.detach()
         refuse_model(regularizer, model, type(self).__name__)
         try:
-            before = {*model._forward_pre_hooks, *model._forward_hooks}
             regularizer.attach(model)
-            self._handles = _hook_parts(model, before)
             refuse_alignment(model, regularizer.attached_sites)
         except OptionError as error:
             raise ValueError(f"--{option_flag(error.method or regularizer.name, error.option)}: {error}") from None
@@ -311,25 +304,6 @@ class AttnRegTask(ResumedTask):
         super().load_state_dict(
             {key: value for key, value in state_dict.items() if key not in (STATE, FIRST_EPOCH, PATIENCE)}
         )
-
-
-def _hook_parts(model: torch.nn.Module, before: set[int]) -> list[Any]:
-    """Give the models in a multilingual one, which are called instead of it, its hooks but those of `before`.
-
-    Returns:
-        their handles, to be removed when the regularizer is detached.
-    """
-    handles = []
-    for called in dict.fromkeys(model.models.values()) if isinstance(model, FairseqMultiModel) else ():
-        for key, hook in model._forward_pre_hooks.items():
-            if key not in before:
-                given = key in model._forward_pre_hooks_with_kwargs
-                handles.append(called.register_forward_pre_hook(hook, with_kwargs=given))
-        for key, hook in model._forward_hooks.items():
-            if key not in before:
-                given, always = key in model._forward_hooks_with_kwargs, key in model._forward_hooks_always_called
-                handles.append(called.register_forward_hook(hook, with_kwargs=given, always_call=always))
-    return handles
 
 
 def _as_tensors(sums: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:

@@ -31,8 +31,7 @@ class FairseqObjective:
     - adaptive softmax: the decoder's features become the log-probabilities of the whole vocabulary, (B, T, V);
     - masked LM: the logits of the N masked tokens, (N, V), are tokens and no classes: (1, N, V);
     - NAT, CMLM, insertion and Levenshtein Transformers: `word_ins`' logits, mask and targets;
-    - wav2vec 2.0 and HuBERT with CTC: the logits of the frames, (T, B, V), as (B, T, V);
-    - several batches in one sample (multilingual translation): the targets of the one at hand.
+    - wav2vec 2.0 and HuBERT with CTC: the logits of the frames, (T, B, V), as (B, T, V).
 
     Args:
         objective: the method's.
@@ -62,8 +61,6 @@ class FairseqObjective:
         return scale_against_underflow(objective, logits.dtype) if unread else objective
 
     def _readable(self, outputs: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if "targets" not in inputs:
-            inputs |= _targets_of_pair(inputs)
         if isinstance(outputs, Mapping) and "word_ins" in outputs:
             words = outputs["word_ins"]
             return words["out"], inputs | {"targets": words["tgt"], "token_mask": words["mask"]}
@@ -94,16 +91,6 @@ class FairseqObjective:
 
 def _tokens(logits: Any) -> bool:
     return isinstance(logits, Tensor) and logits.dim() == 3
-
-
-def _targets_of_pair(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Find the targets of the tokens that the forward has, in a sample that is a batch for each language pair."""
-    sample, tokens = inputs.get("batch"), inputs.get("src_tokens")
-    for batch in sample.values() if isinstance(sample, Mapping) and tokens is not None else ():
-        net_input = batch.get("net_input") if isinstance(batch, Mapping) else None
-        if isinstance(net_input, Mapping) and net_input.get("src_tokens") is tokens:
-            return {"targets": batch.get("target")}
-    return {}
 
 
 def adaptive_log_probabilities(softmax: nn.Module, features: Tensor) -> Tensor:

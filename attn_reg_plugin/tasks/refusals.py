@@ -70,12 +70,12 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """
     kind, method = f"{type(model).__name__} of {task}", f"--attn-reg {regularizer.name}"
     classes = [cls.__name__ for cls in type(model).__mro__]
-    if regularizer.one_forward and (isinstance(model, FairseqMultiModel) or "FairseqNATModel" in classes):
-        pairs = isinstance(model, FairseqMultiModel)
-        reason = "batches hold one for each language pair" if pairs else "tokens have noise of the task's own"
+    if isinstance(model, FairseqMultiModel):
+        raise ValueError(f"{kind} is a model a language pair; for --attn-reg use --task translation_multi_simple_epoch")
+    if regularizer.one_forward and "FairseqNATModel" in classes:
         raise ValueError(
-            f"{method} does not work with {kind}, whose {reason}; use another --attn-reg, such as ad_drop or "
-            "scheduled_dropout"
+            f"{method} does not work with {kind}, whose tokens have noise of the task's own; use another --attn-reg, "
+            "such as ad_drop or scheduled_dropout"
         )
     softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
     if regularizer.passes > 1 and softmax is not None:

@@ -76,9 +76,13 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
     if "fairseq" in faces:
         import fairseq_cli.train  # once: the trainings are forked
 
-        from attn_reg_plugin.corpora.phrasebook import write_phrasebook
+        from attn_reg_plugin.corpora.phrasebook import splits
 
-        write_phrasebook(arguments.out / "text", arguments.sentences, 100, 1)
+        for split, triples in splits(arguments.sentences, 100, 1).items():
+            for language in ("en", "ro"):
+                path = arguments.out / "text" / f"{split}.{language}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("".join(f"{getattr(each, language)}\n" for each in triples), encoding="utf-8")
         assert fairseq_cli.train
     for face in faces:
         for method in methods:

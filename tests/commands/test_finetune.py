@@ -101,6 +101,10 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
     assert "--text-columns title,body" in said(run) and "--labelled" not in said(run)
     assert (run.settings["task"], run.settings["labels"]) == ("mine", ["no", "yes"])
     checks.check_runs([run])
+    commas = [path.write_text(path.read_text().replace(",yes", ',"yes, sure"')) for path in folder.iterdir()]
+    (other,) = planned(*words)
+    assert len(commas) == 2 and "labels" not in other.flags and other.settings["labels"] == ["no", "yes, sure"]
+    checks.check_runs([other])
     for words, reason in (
         ([*rte, *columns], "--: rte is a task with files of its own; leave --text-columns out"),
         (["classification", "hub", *rte[2:], *columns], "classification is for files of your own, but DATA is hub"),
@@ -143,6 +147,7 @@ def test_updates_are_counted_for_one_process(rte: list[str], monkeypatch: pytest
         (["--label-noise", "0.001"], "--label-noise 0.001 is 0 of 48 training examples, but it takes at least 1"),
         (["--", "--held-out=0.1"], "--train-flags has --held-out, which the setting held_out decides; give that"),
         (["--", "--task", "wnli"], "has --task, which the setting task decides"),
+        (["--", "--validation-metrics", "f1"], "has --validation-metrics, which the setting metric decides"),
         (["--", "-a", "x"], "has -a, which the setting model decides"),
         (
             ["--method-flags", "plain=--shortcut 0.5"],

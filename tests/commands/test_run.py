@@ -111,7 +111,7 @@ def test_the_same_comparison_may_come_again(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -> None:
+def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = Conversion(model=str(tmp_path / "first"), languages="en-ro", out=tmp_path / "model")
     texts = [[getattr(one, language) for one in splits(300, 1, 1)["train"]] for language in ("en", "ro")]
     make_marian(tmp_path / "first", ("en", "ro"), texts)
@@ -120,6 +120,9 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path) -
     checkpoint = tmp_path / "model" / "checkpoint.pt"
     written = checkpoint.stat().st_mtime_ns
     start.carry_out()
+    (tmp_path / "link").symlink_to(tmp_path / "first")
+    monkeypatch.chdir(tmp_path / "model")
+    replace(start, model=str(tmp_path / "link"), out=Path()).carry_out()
     assert checkpoint.stat().st_mtime_ns == written, "it was done"
     for other, said in (
         ({"model": "other"}, "was converted with model .*first, not other; give another --out"),

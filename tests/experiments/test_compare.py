@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,28 @@ def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:
     assert run.settings["generate"]["post-process"] == "subword_nmt"
     (chosen,) = planned(tmp_path / "data", "--metric", "bleu", "--generate-flags=--remove-bpe")
     assert chosen.flags["eval-bleu-remove-bpe"] == "subword_nmt", "checkpoints are chosen by words, too"
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "said"),
+    [
+        ("ja", [], r"Japanese .* pip install sacrebleu\[ja\]"),
+        ("zh", ["--metric", "bleu"], "--metric bleu: fairseq's own BLEU has no words of zh"),
+        ("ro", ["--opus-mt", "model"], r"data was prepared without --opus-mt model: its dict\.en\.txt is another one"),
+    ],
+)
+def test_what_a_language_or_a_model_needs_is_said(
+    target: str, words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    for path in sorted(empty_corpus(Path("data")).rglob("*ro*")):
+        path.rename(path.with_name(path.name.replace("ro", target)))
+    Path("model").mkdir()
+    for name, text in (("fairseq.flags", ""), ("dict.en.txt", "a 1\n")):
+        Path("model", name).write_text(text)
+    with pytest.raises(ValueError, match=said):
+        planned(Path("data"), *words)
 
 
 def test_lines_are_split_at_newlines_only(tmp_path: Path) -> None:

@@ -199,9 +199,13 @@ def _make_labelled(settings: Any) -> None:
 
 
 def _make_text(settings: Any) -> None:
-    from attn_reg_plugin.corpora.phrasebook import write_phrasebook
+    from attn_reg_plugin.corpora.phrasebook import splits
 
-    write_phrasebook(settings.source, **PAIRS)
+    settings.source.mkdir(parents=True, exist_ok=True)
+    for split, triples in splits(**PAIRS).items():
+        for language in ("en", "ro", "tr"):
+            lines = "".join(f"{getattr(triple, language)}\n" for triple in triples)
+            (settings.source / f"{split}.{language}").write_text(lines, encoding="utf-8")
 
 
 def _make_marian(settings: Any) -> None:

@@ -103,12 +103,7 @@ def make_task(folder: Path, name: str, sizes: dict[str, int] | None = None, seed
 
 
 def make_text(generator: random.Random, longest: int = 9, first: int | None = None) -> str:
-    """Words, some with an ending.
-
-    Args:
-        longest: number of words, at least 2.
-        first: number of the first word; None draws it.
-    """
+    """At most `longest` words, some with an ending; `first` is the number of the first word, None draws it."""
     words = [generator.choice(WORDS) for _ in range(generator.randint(2, longest))]
     words = words if first is None else [WORDS[first % len(WORDS)], *words[1:]]
     return " ".join(word + generator.choice(["", "", "x"]) for word in words)

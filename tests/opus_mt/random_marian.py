@@ -13,17 +13,7 @@ SHAPE = {"d_model": 16, **{f"{stack}_{name}": _STACK[name] for stack in ("encode
 
 
 def make_marian(folder: Path, languages: tuple[str, str], texts: Sequence[Sequence[str]], pieces: int = 120) -> Path:
-    """A folder as Marian's `save_pretrained` writes it.
-
-    Args:
-        folder: to write; made if it is missing.
-        languages: source and target.
-        texts: lines of both, for the sentencepiece models.
-        pieces: of each of these.
-
-    Returns:
-        the folder.
-    """
+    """Write a folder as Marian's `save_pretrained` does; `texts` are lines of both languages, for their pieces."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("source.spm", "target.spm")
     models = [train_model(lines, folder / name, pieces) for name, lines in zip(names, texts, strict=True)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.tasks import FairseqTask, LegacyFairseqTask
-from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
 from torch import Tensor, nn
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
@@ -62,10 +60,6 @@ class Regularized(AttnRegTask, GivenModel):
     """A task that calls its model once a step."""
 
 
-class RegularizedMultilingual(AttnRegTask, MultilingualTranslationTask):
-    """A multilingual task whose step gives each pair's model to the criterion."""
-
-
 class Experts(GivenModel):
     """Calls encoder and decoder, as fairseq's translation_moe does."""
 
@@ -104,23 +98,6 @@ def step(task: Any, model: nn.Module, batch: dict[str, Any], loss: Any = None) -
     model.zero_grad()
     value, _, log = task.train_step(batch, model.train(), loss or criterion(), Optimizer(), 0)
     return float(value.detach() if isinstance(value, Tensor) else value), log
-
-
-def multilingual(**flags: Any) -> tuple[RegularizedMultilingual, nn.Module]:
-    """The multilingual task of two pairs with a shared encoder, and its model, attached."""
-    pairs = {"lang_pairs": ["a-b", "a-c"], "encoder_langtok": None, "decoder_langtok": False}
-    ways = {"source_lang": None, "target_lang": None, "share_encoders": True, "share_decoders": False}
-    more = {
-        "_name": "multilingual_transformer",
-        "share_encoder_embeddings": True,
-        "share_decoder_embeddings": False,
-        "distributed_world_size": 1,
-    }
-    args = options(**{**pairs, **ways, **more, "left_pad_source": "True", "left_pad_target": "False", **flags})
-    shared = words()
-    task = RegularizedMultilingual(args, OrderedDict((lang, shared) for lang in "abc"), True)
-    torch.manual_seed(1)
-    return task, task.build_model(args)
 
 
 def criterion() -> LabelSmoothedCrossEntropyCriterion:

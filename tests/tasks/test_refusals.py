@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.models import FairseqMultiModel
 from fairseq.models.hubert import HubertModel
 from fairseq.models.nat import CMLMNATransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
@@ -25,7 +26,6 @@ from tests.tasks.tasks_in_process import (
     Regularized,
     RegularizedExperts,
     attached,
-    multilingual,
     options,
     sample,
     step,
@@ -94,8 +94,8 @@ def trained(kind: type = Regularized, batch: dict[str, Any] | None = None, **fla
 ALIGNED = {**sample(), "alignments": torch.zeros(4, 2).long(), "align_weights": torch.ones(4)}
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch for each pair": (
-        lambda: multilingual(attn_reg="attend_out"),
-        rf"attend_out does not work with Multilingual\w+ of RegularizedMultilingual.*{ONE}",
+        lambda: attached(FairseqMultiModel({"en-ro": transformer().encoder}, {"en-ro": transformer().decoder})),
+        "FairseqMultiModel of Regularized is a model a language pair; .* --task translation_multi_simple_epoch",
     ),
     "noise of the task's own": (
         lambda: attached(bare(CMLMNATransformerModel), attn_reg="attend_out"),

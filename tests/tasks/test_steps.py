@@ -1,4 +1,4 @@
-"""Tasks in this process: R-Drop's loss, models called pair by pair, what is logged, how long a training is."""
+"""Tasks in this process: R-Drop's loss, what is logged, how long a training is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from tests.tasks.tasks_in_process import (
     RegularizedOlder,
     attached,
     criterion,
-    multilingual,
     sample,
     step,
 )
@@ -76,28 +75,6 @@ def test_the_criterion_lets_r_drop_act_beside_the_method_of_the_flags() -> None:
         WithRDrop.build_criterion(WithRDropConfig(), object())
     with pytest.raises(ValueError, match=r"^--criterion .*weight"):
         WithRDrop.build_criterion(WithRDropConfig(r_drop_alpha=-1.0), attached(transformer(), attn_reg="none"))
-
-
-PAIRS = {"a-b": sample(3), "a-c": sample(4)}
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"ad_drop_labels": "gold", "attn_sites": "*"},
-        {"attn_reg": "attention_layer_drop", "attention_layer_drop_p": 1.0, "attn_sites": "*"},
-    ],
-)
-def test_each_pair_of_a_multilingual_task_is_regularized(flags: dict[str, Any]) -> None:
-    plain, plain_log = step(*multilingual(attn_reg="none"), PAIRS)
-    assert step(*multilingual(ad_drop_p=0.0), PAIRS)[0] == plain and not any("attn_reg" in key for key in plain_log)
-    task, model = multilingual(**flags)
-    ours, log = step(task, model, PAIRS)
-    assert log["attn_reg/forwards"] == log["attn_reg/regularized"] == 2 and ours != plain
-    assert not any(site.active for site in task.regularizer.attached_sites), "plain again after the step"
-    task.build_model(task.args)
-    parts = model.models.values()
-    assert not any(part._forward_pre_hooks or part._forward_hooks for part in parts), "let go for another model"
 
 
 def test_language_codes_are_special(monkeypatch: pytest.MonkeyPatch) -> None:

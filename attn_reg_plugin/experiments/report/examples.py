@@ -62,11 +62,12 @@ def of_kept(metric: str, text: str) -> Examples:
     return of_sums(right, lambda sums: 100 * sums[:, 0] / sums[:, 1], text)
 
 
-def of_translations(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Examples]:
-    """BLEU and chrF of a test set, of the statistics that sacrebleu's own bootstrap adds up."""
+def of_translations(hypotheses: Sequence[str], references: Sequence[str], language: str = "") -> dict[str, Examples]:
+    """BLEU and chrF of a test set in a language, of the statistics that sacrebleu's own bootstrap adds up."""
     from sacrebleu.metrics import BLEU, CHRF
 
-    bleu, chrf = (one._extract_corpus_statistics(list(hypotheses), [list(references)]) for one in (BLEU(), CHRF()))
+    metrics = BLEU(trg_lang=language), CHRF()
+    bleu, chrf = (metric._extract_corpus_statistics(list(hypotheses), [list(references)]) for metric in metrics)
     return {"bleu": _of_statistics(BLEU(), bleu, _rows(bleu)), "chrf": _of_statistics(CHRF(), chrf)}
 
 

@@ -80,7 +80,7 @@ class RunResult:
             subset, _, language = path.name.split(".")
             text = path.with_name(f"{subset}.{language}")
             if text.is_file():
-                found[subset] = of_translations(raw_lines(text), raw_lines(path))
+                found[subset] = of_translations(raw_lines(text), raw_lines(path), language)
         if self.settings.get("kind") == LABELLED:
             kind, labels = self.settings["task_kind"], self.settings.get("labels") or ()
             for path in sorted((self.folder / "predictions").glob("*.tsv")):

@@ -32,8 +32,10 @@ def words_of(flags: Flags) -> list[str]:
     words = []
     for name, value in flags.items():
         if value is not None and value is not False:
-            values = value if isinstance(value, list) else [value] * (value is not True)
-            words += [name if name.startswith("-") else f"--{name}", *map(str, values)]
+            name = name if name.startswith("-") else f"--{name}"
+            values = [str(one) for one in (value if isinstance(value, list) else [value] * (value is not True))]
+            dashed = name.startswith("--") and len(values) == 1 and values[0].startswith("-")
+            words += [f"{name}={values[0]}"] if dashed else [name, *values]
     return words
 
 
@@ -90,8 +92,8 @@ def contrast(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that shape a run, by name; of flags with their dashes."""
-    left_out = ("flags", "files", "paths", "method", "title")
+    """The settings that shape a training, by name; of flags with their dashes."""
+    left_out = ("flags", "files", "paths", "method", "title", "generate")
     flags = completed(settings.get("flags", {}))
     own = {name: _text(value) for name, value in settings.items() if name not in left_out}
     return own | {name if name.startswith("-") else f"--{name}": value for name, value in flags.items()}

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.base.context import Problem
@@ -98,7 +98,7 @@ class Defender:
         ours, theirs = ([*player.parameters(), *player.buffers()] for player in (loser, winner))
         torch._foreach_copy_(ours, theirs)
         settings = _hyperparameters(losing)  # the attacker's scheduler may be a step ahead already
-        losing.load_state_dict(_copied_state(winning))
+        losing.load_state_dict(copy.deepcopy(winning.state_dict()))
         for group, own in zip(losing.param_groups, settings, strict=True):
             group.update(own)
 
@@ -124,7 +124,7 @@ def twin_optimizer(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> O
     groups = twin_groups(optimizer.param_groups, model, twin)
     known = inspect.signature(type(optimizer)).parameters  # AdamW's defaults have one that it does not take
     copied = type(optimizer)(groups, **{name: value for name, value in optimizer.defaults.items() if name in known})
-    copied.load_state_dict(_copied_state(optimizer))
+    copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return copied
 
 
@@ -138,13 +138,6 @@ def twin_groups(groups: list[dict[str, Any]], model: nn.Module, twin: nn.Module)
     if any(id(p) not in twins for group in groups for p in group["params"]):
         raise ValueError("the optimizer holds parameters that are not the attached model's; give one of its own to it")
     return [{**group, "params": [twins[id(p)] for p in group["params"]]} for group in groups]
-
-
-def _copied_state(optimizer: Optimizer) -> dict[str, Any]:
-    """A deep copy of the optimizer's state, whose tensors are cloned: `deepcopy` is slower at that."""
-    state = optimizer.state_dict()
-    tensors = [value for values in state["state"].values() for value in values.values() if isinstance(value, Tensor)]
-    return copy.deepcopy(state, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -13,16 +13,18 @@ from pathlib import Path
 from threading import Barrier, Event
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from attn_reg_plugin.experiments.comparison import digests_of_files
+from attn_reg_plugin.experiments.report.examples import of_translations
 from attn_reg_plugin.experiments.running import run as runs
 from attn_reg_plugin.experiments.running.executor import RunError, at_a_time, execute
 from attn_reg_plugin.experiments.running.flags import named, parsed, words_of
 from attn_reg_plugin.experiments.running.run import read_run, read_runs
 from attn_reg_plugin.experiments.running.training_log import TrainingLog, seconds_per_epoch
-from attn_reg_plugin.experiments.translation import TranslationRun, read_hypotheses
+from attn_reg_plugin.experiments.translation import TranslationRun, read_hypotheses, score
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
 from tests.experiments.toy_corpus import empty_corpus
 
@@ -48,6 +50,7 @@ def test_texts_become_flags_and_flags_words() -> None:
     assert found == {"lr": "0.2", "adam-betas": "(0.9, 0.98)", "fp16": True, "-a": "small", "langs": ["en", "ro"]}
     words = ["--lr", "0.2", "--adam-betas", "(0.9, 0.98)", "--fp16", "-a", "small", "--langs", "en", "ro"]
     assert words_of(found) == words
+    assert words_of({"labels": "-LRB-,NN", "-a": "-b"}) == ["--labels=-LRB-,NN", "-a", "-b"]
     assert named(max_epoch=3, fp16=False, seed=None, lr=5e-05) == {"max-epoch": 3, "lr": 5e-05}
     for text, said in {
         "--x 'y": "a quote is not closed",
@@ -73,7 +76,7 @@ def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: s
     folder = (tmp_path / "a").rename(tmp_path / "r")
     begin(folder)
     before = (folder / "run.json").read_bytes()
-    run_in(folder, other, title="another", paths={"data": "elsewhere/bin"}).claim()
+    run_in(folder, other, title="another", paths={"data": "elsewhere/bin"}, generate={"beam": 9}).claim()
     assert (folder / "run.json").read_bytes() == before
     with pytest.raises(RunError, match=r"--ad-drop-q: 0\.3 there, 0\.4 asked for"):
         run_in(folder, f"{other} --ad-drop-q 0.4").claim()
@@ -188,6 +191,13 @@ def test_a_training_that_ended_is_not_started_again(
     run = replace(run_in(tmp_path), measured=False)
     run.carry_out(lambda log: None)
     assert run.result()["training"]["figures"]["loss"] == 0.5 and len(started) == interrupted
+
+
+def test_chinese_has_words() -> None:
+    scores, (signature, _) = score(["我们 去学校。"], ["我们去学校。"], "zh")
+    assert scores["bleu"] == pytest.approx(100) and "tok:zh" in signature
+    sentence = of_translations(["我们 去学校。"], ["我们去学校。"], "zh")["bleu"]
+    assert sentence.scores(np.ones((1, 1))).tolist() == [pytest.approx(100)]
 
 
 def test_every_test_set_is_translated_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
