@@ -71,7 +71,7 @@ def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     kind, method = f"{type(model).__name__} of {task}", f"--attn-reg {regularizer.name}"
     classes = [cls.__name__ for cls in type(model).__mro__]
     if isinstance(model, FairseqMultiModel):
-        raise ValueError(f"{kind} is a model a language pair; for --attn-reg use --task translation_multi_simple_epoch")
+        raise ValueError(f"{kind} is a model for each pair; with {method} use --task translation_multi_simple_epoch")
     if regularizer.one_forward and "FairseqNATModel" in classes:
         raise ValueError(
             f"{method} does not work with {kind}, whose tokens have noise of the task's own; use another --attn-reg, "
