@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -131,7 +132,7 @@ def repeated(batch: Any, times: int) -> Any:
         if isinstance(value, Tensor):
             return torch.cat([value] * times) if value.dim() and len(value) == len(first) else value
         if isinstance(value, Mapping):
-            made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+            made = copy.copy(value) if isinstance(value, dict | UserDict) else dict(value)
             for key, held in value.items():
                 made[key] = again(held)
             return made

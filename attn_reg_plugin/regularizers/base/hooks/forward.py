@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +102,7 @@ def _copied(value: Any, inside: bool, memo: dict[int, Any]) -> Any:
         made = type(value)(_copied(held, inside, memo) for held in value)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         made = type(value)(*(_copied(held, inside, memo) for held in value))
-    elif isinstance(value, MutableMapping):
+    elif isinstance(value, dict | UserDict):
         made = memo[id(value)] = copy.copy(value)
         for key, held in value.items():
             made[key] = _copied(held, inside, memo)
