@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Conversion:
             to_huggingface(Path(self.model), self.out, self.opus_mt)
             print(f'wrote {self.out}: MarianMTModel.from_pretrained("{self.out}")')
             return
-        folder, out = Path(self.model), self.out.resolve()  # "." has no name of its own
+        folder, out = Path(self.model), Path(os.path.abspath(self.out))  # "." has no name of its own
         record = out.with_name(f"{out.name}.name")
         wanted = {"model": self.model, "languages": self.languages}
         if folder.is_dir():

@@ -165,7 +165,7 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
         raise ValueError(f"methods: {name} is {settings!r}, but must be a mapping of settings, such as {{p: 0.3}}")
     base = find_method(str(settings.get("like", name)), table)
     if not re.fullmatch(r"[^\W_][\w.+-]*", name):
-        raise ValueError(f"methods: {name!r} isn't a name for a folder: a letter, then letters, digits and '_-+.'")
+        raise ValueError(f"methods: {name!r} isn't a name for a folder: a letter or digit, then these and '_-+.'")
     own = {}
     for key, value in settings.items():
         if key in _ANY_METHOD:

@@ -26,6 +26,7 @@ from attn_reg_plugin.experiments.comparison import (
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, refuse_split, sha256_of
+from attn_reg_plugin.experiments.report.examples import bleu_of
 from attn_reg_plugin.experiments.running.checks import updates_of
 from attn_reg_plugin.experiments.running.flags import START, UNTUNED, named, parsed, words_of
 from attn_reg_plugin.experiments.running.run import TRANSLATION, USER_DIR, Run
@@ -215,8 +216,7 @@ def opus_mt_model(folder: Path, data: DataFolder) -> dict[str, Any]:
 class TranslationRun(Run):
     """A training whose best checkpoint translates the test sets, scored by sacrebleu on raw references.
 
-    Of its settings, `subsets` are the test sets and `generate` the flags of fairseq-generate, which do not shape the
-    training: with others the test sets are translated again.
+    Of its settings, `subsets` are the test sets and `generate` the flags of fairseq-generate.
     """
 
     def generate_command(self, subset: str) -> list[str]:
@@ -235,13 +235,6 @@ class TranslationRun(Run):
         """The translation of a test set."""
         return [self.generate_command(self.settings["subsets"][0])]
 
-    def _as_measured(self, result: Mapping[str, Any]) -> bool:
-        return result.get("generation") == self._generation()
-
-    def _generation(self) -> dict[str, Any]:
-        """The flags of fairseq-generate, without the folder of an OPUS-MT model's pieces, which is the data's."""
-        return {name: value for name, value in self.settings["generate"].items() if name != "opus-mt-folder"}
-
     def measure(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
         """Translate and score the test sets; `valid` has the lowest validation loss."""
         data = DataFolder.open(Path(self.settings["paths"]["data"]).parent)
@@ -256,8 +249,7 @@ class TranslationRun(Run):
             scores[subset], signatures = score(hypotheses, references, data.target)
             same += [subset] if len(hypotheses) > 1 and len(set(hypotheses)) == 1 else []
         name, value = self.log().best_validation()
-        found = {"scores": {**scores, "valid": {name: value}}, "constant": same, "signatures": signatures}
-        return {**found, "generation": self._generation()}
+        return {"scores": {**scores, "valid": {name: value}}, "constant": same, "signatures": signatures}
 
 
 def read_hypotheses(path: Path, count: int) -> list[str]:
@@ -279,16 +271,10 @@ def read_hypotheses(path: Path, count: int) -> list[str]:
 
 
 def score(hypotheses: list[str], references: list[str], language: str) -> tuple[dict[str, float], list[str]]:
-    """BLEU and chrF (0 to 100) of translations on as many raw references, and sacrebleu's signatures of both.
+    """BLEU, see `bleu_of`, and chrF (0 to 100) of translations on raw references, and their signatures."""
+    from sacrebleu.metrics import CHRF
 
-    Chinese, Japanese and Korean are split into words as sacrebleu has it; a ValueError says what has to be installed.
-    """
-    from sacrebleu.metrics import BLEU, CHRF
-
-    try:
-        metrics = {"bleu": BLEU(trg_lang=language), "chrf": CHRF()}
-    except RuntimeError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    metrics = {"bleu": bleu_of(language), "chrf": CHRF()}
     scores = {name: metric.corpus_score(hypotheses, [references]).score for name, metric in metrics.items()}
     names = {"bleu": "BLEU", "chrf": "chrF"}
     return scores, [f"{names[name]} {metric.get_signature()}" for name, metric in metrics.items()]

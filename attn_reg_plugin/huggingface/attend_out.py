@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation, same_randomness
+from attn_reg_plugin.regularizers.base.repeated_batch import tensors_in
 
 #: keys of a dictionary of evaluation sets that `valid` means
 VALID = ("valid", "validation", "eval")
@@ -175,13 +177,14 @@ class TrainerDefender(Defender):
         super().__init__(attacker, optimizer, clip_norm)
         self.trainer, self.training_step = trainer, step
         self.scaler = copy.deepcopy(trainer.accelerator.scaler)
-        self.learned: Any = None
+        self.learned: list[Tensor] = []  # the tensors of the last batch
 
     def learn(self, problem: TrainerProblem, inputs: Mapping[str, Any]) -> None:
         """The trainer's step on the defender, once for each batch however often the model ran on it."""
-        if inputs["batch"] is self.learned:
+        tensors = list(tensors_in(inputs["batch"]))
+        if tensors and len(tensors) == len(self.learned) and all(map(operator.is_, tensors, self.learned)):
             return
-        self.learned = inputs["batch"]
+        self.learned = tensors
         accelerator = self.trainer.accelerator
         theirs, accelerator.scaler = accelerator.scaler, self.scaler
         try:
@@ -191,7 +194,7 @@ class TrainerDefender(Defender):
 
     def step(self) -> None:
         """As `Defender.step`."""
-        self.learned = None
+        self.learned = []
         super().step()
 
 

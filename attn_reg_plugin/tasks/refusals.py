@@ -65,13 +65,13 @@ def refuse_broadcast(config: Any) -> None:
 def refuse_model(regularizer: Regularizer, model: nn.Module, task: str) -> None:
     """Refuse a model that the method cannot work with.
 
-    AttendOut needs batches of source and target tokens, methods that compare passes a distribution, and those that
-    attribute predictions a model that makes some.
+    Any needs one model, AttendOut batches of source and target tokens, methods that compare passes a distribution, and
+    those that attribute predictions a model that makes some.
     """
     kind, method = f"{type(model).__name__} of {task}", f"--attn-reg {regularizer.name}"
     classes = [cls.__name__ for cls in type(model).__mro__]
     if isinstance(model, FairseqMultiModel):
-        raise ValueError(f"{kind} is a model for each pair; with {method} use --task translation_multi_simple_epoch")
+        raise ValueError(f"{kind} is a model for each pair; make a task of your own of translation_multi_simple_epoch")
     if regularizer.one_forward and "FairseqNATModel" in classes:
         raise ValueError(
             f"{method} does not work with {kind}, whose tokens have noise of the task's own; use another --attn-reg, "

@@ -117,7 +117,7 @@ def test_a_mapping_gives_each_its_settings() -> None:
         ({"ad_drop": 3}, [], "methods: ad_drop is 3, but must be a mapping of settings"),
         ({"mine": None}, [], "unknown method 'mine'; the methods are: untuned, plain"),
         ({"a/b": {"like": "plain"}}, [], "methods: 'a/b' isn't a name for a folder"),
-        ({"_a": {"like": "plain"}}, [], "methods: '_a' isn't a name for a folder: a letter"),
+        ({"_a": {"like": "plain"}}, [], "methods: '_a' isn't a name for a folder: a letter or digit"),
         ({"plain": {"flags": "'"}}, [], 'methods: plain: flags "\'": a quote is not closed'),
         (None, [], "--methods is empty"),
         (3, [], "methods is 3, but must be names with commas, or a mapping of each to its settings"),

@@ -49,6 +49,15 @@ def test_a_continuation_without_updates_is_not_the_next_trainings_game(tmp_path:
     assert starts[0] == (0, 1)
 
 
+def test_a_batch_that_the_model_sees_twice_is_learned_once(tmp_path: Path) -> None:
+    trainer, calls = trainer_of(tmp_path, "bert", AttendOut(steps=4, sites="*"), max_steps=2), []
+    step, loss = trainer.training_step, trainer.compute_loss
+    trainer.training_step = lambda *given, **named: calls.append(1) or step(*given, **named)
+    trainer.compute_loss = lambda model, inputs, **named: model(**inputs) and loss(model, inputs, **named)
+    trainer.train()
+    assert len(calls) == 4, "two players, two updates"
+
+
 def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:
     """Each example's loss by itself."""
     labels = inputs["labels"]

@@ -95,7 +95,7 @@ ALIGNED = {**sample(), "alignments": torch.zeros(4, 2).long(), "align_weights": 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a batch for each pair": (
         lambda: attached(FairseqMultiModel({"en-ro": transformer().encoder}, {"en-ro": transformer().decoder})),
-        "FairseqMultiModel of Regularized is a model for each pair; .* use --task translation_multi_simple_epoch",
+        "FairseqMultiModel of Regularized is a model for each pair; .* your own of translation_multi_simple_epoch",
     ),
     "noise of the task's own": (
         lambda: attached(bare(CMLMNATransformerModel), attn_reg="attend_out"),

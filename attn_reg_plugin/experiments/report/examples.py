@@ -7,6 +7,7 @@ anew.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,13 +63,24 @@ def of_kept(metric: str, text: str) -> Examples:
     return of_sums(right, lambda sums: 100 * sums[:, 0] / sums[:, 1], text)
 
 
+def bleu_of(language: str) -> Any:
+    """sacrebleu's BLEU with the words of a language, `zh`, `zh_CN` or `zho_Hans`; a ValueError says what it lacks."""
+    from sacrebleu.metrics import BLEU
+
+    code = re.split("[-_]", language)[0].lower()
+    try:
+        return BLEU(trg_lang={"zho": "zh", "jpn": "ja", "kor": "ko"}.get(code, code))
+    except RuntimeError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
 def of_translations(hypotheses: Sequence[str], references: Sequence[str], language: str = "") -> dict[str, Examples]:
     """BLEU and chrF of a test set in a language, of the statistics that sacrebleu's own bootstrap adds up."""
-    from sacrebleu.metrics import BLEU, CHRF
+    from sacrebleu.metrics import CHRF
 
-    metrics = BLEU(trg_lang=language), CHRF()
+    metrics = bleu_of(language), CHRF()
     bleu, chrf = (metric._extract_corpus_statistics(list(hypotheses), [list(references)]) for metric in metrics)
-    return {"bleu": _of_statistics(BLEU(), bleu, _rows(bleu)), "chrf": _of_statistics(CHRF(), chrf)}
+    return {"bleu": _of_statistics(metrics[0], bleu, _rows(bleu)), "chrf": _of_statistics(metrics[1], chrf)}
 
 
 def _of_statistics(metric: Any, statistics: Sequence[Sequence[int]], kept: str = "") -> Examples:

@@ -92,8 +92,8 @@ def contrast(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings that shape a training, by name; of flags with their dashes."""
-    left_out = ("flags", "files", "paths", "method", "title", "generate")
+    """The settings that shape a run, by name; of flags with their dashes."""
+    left_out = ("flags", "files", "paths", "method", "title")
     flags = completed(settings.get("flags", {}))
     own = {name: _text(value) for name, value in settings.items() if name not in left_out}
     return own | {name if name.startswith("-") else f"--{name}": value for name, value in flags.items()}

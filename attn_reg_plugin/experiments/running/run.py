@@ -120,7 +120,7 @@ class Run:
     def finished(self) -> bool:
         """Whether everything is done."""
         result = self.result()
-        return "training" in result and (not self.measured or ("scores" in result and self._as_measured(result)))
+        return "training" in result and (not self.measured or "scores" in result)
 
     def log(self) -> TrainingLog:
         """The log of the training so far; empty without one, which a finished run does not need any more."""
@@ -134,10 +134,6 @@ class Run:
     def further_commands(self) -> list[list[str]]:
         """The commands of `measure` that are tried beforehand, of fairseq-generate."""
         return []
-
-    def _as_measured(self, result: Mapping[str, Any]) -> bool:
-        """Whether the scores are those that the present settings give."""
-        return True
 
     def train_command(self) -> list[str]:
         """The command of fairseq-train."""

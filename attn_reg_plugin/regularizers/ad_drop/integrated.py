@@ -18,10 +18,8 @@ from attn_reg_plugin.regularizers.base.hooks.put_back import without_gradients
 def _integrals(run: Callable[[], Tensor], calls: list[tuple[AttentionSite, Tape]], steps: int) -> list[Tensor | None]:
     """(1/m) Σ ∂F/∂A(k/m A) of each call for k = m … 1, all of them scaled together; None without a gradient.
 
-    A is that of the first pass, which scales nothing: other passes than these may draw other dropouts.
+    A is that of the first of these, which scales nothing.
     """
-    for _, tape in calls:
-        tape.weights = tape.dropped_weights = None
     totals: list[Tensor | None] = [None] * len(calls)
     for k in range(steps, 0, -1):
         for site, tape in calls:
@@ -64,6 +62,8 @@ def integrated_attribution(
     with without_gradients():
         run()
     sites = [site for site in sites if site.tapes]
+    for tape in (tape for site in sites for tape in site.tapes):  # what is not recorded may draw another dropout
+        tape.weights = tape.dropped_weights = None
     if not sites:
         return
     requests, tapes = {site: site.request for site in sites}, {site: site.tapes for site in sites}
