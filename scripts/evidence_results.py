@@ -44,6 +44,7 @@ TEST_SETS = {
         "test1": "news",
         "250-0": "250 pairs",
         "250-0.25": "250 pairs, 25 % wrong",
+        "1000-0": "1,000 pairs",
     },
     "encoders": GLUE,
     "glue_regime": {**GLUE, "rte_mpnet": "RTE, MPNet-base"},
