@@ -128,7 +128,8 @@ def read_experiments(folder: Path) -> list[Experiment]:
         method, seed = named(name)
         runs.setdefault(method, {})[seed] = run
     found, reported = [], scores_of(methods[0])
-    measured = costs(translation=any(metric == "bleu" for _, metric in reported))
+    translation = any(metric == "bleu" for _, metric in reported)
+    measured = costs(translation)
     for subset, metric in reported:
         rows = []
         for one in methods:
@@ -138,7 +139,7 @@ def read_experiments(folder: Path) -> list[Experiment]:
             flags = flags_of(next(iter(runs[name].values())))
             scores = {seed: reported_scores(run)[subset, metric] for seed, run in runs[name].items()}
             chosen = {seed: run["training"]["best_epoch"] for seed, run in runs[name].items() if "training" in run}
-            time = measured.get(benched(flags))
+            time = measured.get(benched(flags, translation))
             title = TITLES.get(one["title"], one["title"])
             examples = {
                 seed: of_kept(metric, text) for seed, run in runs[name].items() if (text := kept(run, subset, metric))
@@ -181,8 +182,8 @@ def costs(translation: bool) -> dict[str, float]:
     return {row["name"]: row["ratio"] for row in read_json(path)["rows"]}
 
 
-def benched(flags: Mapping[str, str]) -> str:
-    """The bench's row of a training with these flags; all rows of encoders are on all their attention."""
+def benched(flags: Mapping[str, str], translation: bool) -> str:
+    """The bench's row of a training with these flags, on the same attention; the name of none where there is none."""
     name = flags.get("--attn-reg", "plain")
     if name == "ad_drop":
         every = flags.get("--ad-drop-cross-tuning") == "off"
@@ -190,7 +191,12 @@ def benched(flags: Mapping[str, str]) -> str:
             " of tokens" * (flags.get("--ad-drop-unit") == "token")
         )
         name = ATTRIBUTIONS.get(kind, kind) + ("" if every else "_cross_tuned")
-    return ON_ALL.get(name, name) if flags.get("--attn-sites") == "*" else name
+    sites = flags.get("--attn-sites", "encoder.self")
+    if name in ("plain", "r_drop"):
+        return name
+    if sites == "*" and translation:
+        return ON_ALL.get(name, "")
+    return name if sites in ("*", "encoder.self") else ""
 
 
 @dataclass(frozen=True)

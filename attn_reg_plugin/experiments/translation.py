@@ -26,7 +26,6 @@ from attn_reg_plugin.experiments.comparison import (
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, refuse_split, sha256_of
-from attn_reg_plugin.experiments.report.examples import bleu_of
 from attn_reg_plugin.experiments.running.checks import updates_of
 from attn_reg_plugin.experiments.running.flags import START, UNTUNED, named, parsed, words_of
 from attn_reg_plugin.experiments.running.run import TRANSLATION, USER_DIR, Run
@@ -273,6 +272,8 @@ def read_hypotheses(path: Path, count: int) -> list[str]:
 def score(hypotheses: list[str], references: list[str], language: str) -> tuple[dict[str, float], list[str]]:
     """BLEU, see `bleu_of`, and chrF (0 to 100) of translations on raw references, and their signatures."""
     from sacrebleu.metrics import CHRF
+
+    from attn_reg_plugin.experiments.report.examples import bleu_of
 
     metrics = {"bleu": bleu_of(language), "chrf": CHRF()}
     scores = {name: metric.corpus_score(hypotheses, [references]).score for name, metric in metrics.items()}

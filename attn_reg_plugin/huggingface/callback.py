@@ -70,7 +70,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a trainer or a model that cannot be regularized as soon as the trainer is made."""
-        trainer, _ = calling_trainer()
+        trainer, *_ = calling_trainer()
         refuse(trainer)
         self._refuse_beside(trainer)
         for method in self.regularizer.parts if isinstance(trainer.model, nn.Module) else ():
@@ -80,13 +80,13 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Attach, and continue from the checkpoint's state if training does."""
         self.end()
-        trainer, checkpoint = calling_trainer()
+        trainer, checkpoint, epochs = calling_trainer()
         try:
             refuse(trainer)
             refuse_unused_parameters(trainer.model_wrapped, self.regularizer, UNUSED)
             self._refuse_beside(trainer)
             self.regularizer.attach(trainer.model)
-            self.trainer, self.saved, self.epoch = trainer, None, int(state.epoch or 0)
+            self.trainer, self.saved, self.epoch = trainer, None, epochs
             training = TrainerTraining(trainer, trainer.training_step)
             self._intercept()
             self.regularizer.bind(training)
@@ -152,11 +152,13 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     # -- the trainer's methods while training runs ------------------------------------------------------------------
 
     def _intercept(self) -> None:
-        trainer = self.trainer
+        trainer, handler = self.trainer, self.trainer.callback_handler
+        others = [one for one in handler.callbacks if not isinstance(one, AttnRegCallback)]
         intercepted = [
             # what the loop of training calls: an exception that leaves one of them ends the training
-            (trainer.callback_handler, "call_event", self._guarded),
+            (handler, "call_event", self._guarded),
             *((trainer, name, self._guarded) for name in ("_evaluate", "_run_epoch", "_finalize_training")),
+            *((one, "on_train_begin", self._guarded) for one in others),  # and of the event that runs now
             (trainer, "training_step", self._training_step),
             (trainer, "compute_loss", self._compute_loss),
             (trainer, "log", self._log),
@@ -296,8 +298,8 @@ def added_loss(
     return regularizer.loss(compute, inputs, share)
 
 
-def calling_trainer() -> tuple[Trainer, Path | None]:
-    """The trainer whose event is being handled, and the checkpoint that it continues from, if any.
+def calling_trainer() -> tuple[Trainer, Path | None, int]:
+    """The trainer whose event is being handled, the checkpoint that it continues from, if any, and its epochs.
 
     Raises:
         RuntimeError: no trainer is among the callers.
@@ -310,11 +312,12 @@ def calling_trainer() -> tuple[Trainer, Path | None]:
             trainer = owner
             if "resume_from_checkpoint" in frame.f_locals:
                 checkpoint = frame.f_locals["resume_from_checkpoint"]
-                return trainer, Path(checkpoint) if isinstance(checkpoint, str | os.PathLike) else None
+                path = Path(checkpoint) if isinstance(checkpoint, str | os.PathLike) else None
+                return trainer, path, frame.f_locals.get("epochs_trained", 0)  # those with the present batches
         frame = frame.f_back
     if trainer is None:
         raise RuntimeError("AttnRegCallback belongs in a transformers.Trainer, which calls it: callbacks=[...]")
-    return trainer, None
+    return trainer, None, 0
 
 
 def refuse(trainer: Trainer) -> None:

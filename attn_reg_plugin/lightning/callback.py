@@ -67,7 +67,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     def __init__(self, regularizer: Any = None, module: str | None = None, **options: Any) -> None:
         super().__init__(regularizer, **options)
         self.module = module
-        self.step: Any = None  # the LightningModule whose training_step runs through ours, and what it had of its own
+        self.fitted: nn.Module | None = None  # the LightningModule whose training_step runs through ours
         self.loaded: dict[str, Any] | None = None
         self.steps = 0  # Lightning's count of the optimizers' steps, when updates were last announced
         self.made = 0  # updates that were announced
@@ -103,8 +103,8 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         refuse_unused_parameters(trainer.strategy.model, self.regularizer, UNUSED)
         self.regularizer.attach(module)
         try:
-            self.step = pl_module, vars(pl_module).get("training_step")
-            vars(pl_module)["training_step"] = self._around(pl_module.training_step)
+            self.fitted = pl_module
+            vars(pl_module)["training_step"] = self._around(pl_module)
             if any(type(method).bind is not Regularizer.bind for method in self.regularizer.parts):
                 raise ValueError(
                     f"{self.regularizer.name} trains a second model beside yours, and training_step trains its own; "
@@ -155,7 +155,8 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         self.regularizer.supply()
         if trainer.global_step == self.steps:
             return
-        refuse_uncalled(self.regularizer.model, self.regularizer)
+        if pl_module.automatic_optimization:  # else another optimizer's update may come first
+            refuse_uncalled(self.regularizer.model, self.regularizer)
         skipped = trainer.scaler is not None and trainer.scaler.get_scale() < self.scale
         if skipped:
             self.regularizer.forget_unfinished()
@@ -177,21 +178,25 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
 
     def end(self) -> None:
         """Give the LightningModule back as it was; nothing happens if no training runs."""
-        if self.step is not None:
-            pl_module, own = self.step
-            vars(pl_module).pop("training_step", None)
-            if own is not None:
-                vars(pl_module)["training_step"] = own
-        self.step = self._seconds = None
+        attributes = {} if self.fitted is None else vars(self.fitted)
+        self.fitted = self._seconds = None
+        # of several callbacks the last one's step stands around those of the others, which may have ended before
+        step = attributes.get("training_step")
+        while hasattr(step, "own") and step.callback.fitted is None:
+            attributes.pop("training_step")
+            attributes |= {} if step.own is None else {"training_step": step.own}
+            step = step.own
         self.regularizer.supply()
         self.regularizer.detach()
         self.regularizer.unbind()
 
     # -- while training runs ----------------------------------------------------------------------------------------
 
-    def _around(self, original: Any) -> Any:
-        """Make `_training_step` of a step; Lightning gives it the arguments that `__wrapped__` takes."""
+    def _around(self, pl_module: nn.Module) -> Any:
+        """Make `_training_step` of a module's step; Lightning gives it the arguments that `__wrapped__` takes."""
+        original = pl_module.training_step
         ours = partial(self._training_step, original)
+        ours.callback, ours.own = self, vars(pl_module).get("training_step")
         ours.__wrapped__ = getattr(original, "__wrapped__", original)  # it looks under one decorator
         return ours
 

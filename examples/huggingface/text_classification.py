@@ -73,8 +73,8 @@ def read(arguments: Arguments) -> DatasetDict:
         data = load_dataset("csv", data_files=files, **form)
     data, label = DatasetDict({split: data[split] for split in ("train", "validation")}), arguments.label
     if not isinstance(data["train"].features[label], ClassLabel):  # a hub dataset has numbered them
-        names = sorted({str(name) for name in data["train"][label]})
-        data = data.cast_column(label, Value("string")).cast_column(label, ClassLabel(names=names))
+        data = data.cast_column(label, Value("string"))
+        data = data.cast_column(label, ClassLabel(names=sorted(set(data["train"][label]))))
     if arguments.limit:
         data["train"] = data["train"].select(range(min(arguments.limit, len(data["train"]))))
     return data

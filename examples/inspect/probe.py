@@ -57,7 +57,7 @@ def load(folder: Path) -> tuple[Any, Any]:
 
 def read(path: Path, columns: list[str], label2id: dict[str, int]) -> pd.DataFrame:
     """The examples: columns of texts, and `label` with the number of the class."""
-    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, dtype=str)[columns]
+    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False, dtype=str)[columns]
     labels = [label2id[name] if name in label2id else int(name) for name in found[columns[-1]]]
     return found[columns[:-1]].assign(label=labels)
 

@@ -48,13 +48,14 @@ def predict(folder: Path, examples: pd.DataFrame, size: int = 64) -> list[str]:
 
 def read_hans(path: Path) -> pd.DataFrame:
     """The pairs of HANS with the columns sentence1, sentence2, label and group, a heuristic and a label."""
-    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE).rename(columns={"gold_label": "label"})
+    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)
+    found = found.rename(columns={"gold_label": "label"})
     return found.assign(group=found["heuristic"] + ", " + found["label"])
 
 
 def read_pairs(path: Path) -> pd.DataFrame:
     """Labelled pairs, all in the group `all`."""
-    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE)
+    found = pd.read_csv(path, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)
     return found.assign(label=found["label"].astype(str), group="all")
 
 

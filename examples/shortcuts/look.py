@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--row", type=int, default=0, help="the example that is drawn, with the wrong label's word")
     parser.add_argument("--out", type=Path, default=Path("shortcuts"))
     arguments = parser.parse_args()
-    found = pd.read_csv(arguments.examples, sep="\t", quoting=csv.QUOTE_NONE)[: arguments.count]
+    found = pd.read_csv(arguments.examples, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)[: arguments.count]
     texts, labels = [text.strip() for text in found["sentence"]], found["label"].tolist()
     runs = sorted((path.parent for path in arguments.runs.glob("*/run.json")), key=lambda run: "plain" not in run.name)
     if not runs:

@@ -116,8 +116,7 @@ def test_ratios_outside_the_unit_interval_and_unknown_directions_are_refused(dra
 
 
 def test_dropped_fraction_counts_every_head_and_query():
-    no_examples = torch.ones(0, 2, 9, 9, dtype=torch.bool)
-    assert [int(number) for number in dropped_fraction(no_examples, no_examples)] == [0, 0]
+    assert [int(number) for number in dropped_fraction(*2 * [torch.ones(0, 2, 9, 9, dtype=torch.bool)])] == [0, 0]
     for valid in MASKS.values():
         keep = sample_keep(distinct(4, 2, 9, 9), valid, 0.5, 0.5)
         exists = torch.ones(4, 2, 9, 9, dtype=torch.bool) if valid is None else valid.expand(4, 2, 9, 9)

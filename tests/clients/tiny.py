@@ -98,17 +98,7 @@ def trained(make: Make, regularizer: Regularizer | None, **options: Any) -> Any:
 def check_client(
     make: Make, sites: str, says: str, caplog: Any, body: Callable[[Any], nn.Module] = lambda trainer: trainer.model
 ) -> Any:
-    """Check a client: with p = 0 it trains as without the callback, else the method acts and says so.
-
-    Args:
-        make: the trainer.
-        sites: to regularize.
-        says: the source of F that the log names.
-        body: of a trainer, the model that is trained.
-
-    Returns:
-        The trainer that trained with AD-DROP.
-    """
+    """Check a client: with p = 0 it trains as without the callback, else AD-DROP acts and the log says of what F."""
     stock = trained(make, None)
     assert torch.equal(
         weights(body(trained(make, ADDrop(p=0.0, sites=sites, cross_tuning="off")))), weights(body(stock))

@@ -79,16 +79,7 @@ def family_of(model: str) -> str:
 
 
 def make_task(folder: Path, name: str, sizes: dict[str, int] | None = None, seed: int = 1) -> Path:
-    """Files of a task with made-up examples; labels come in turn, so that each has its share.
-
-    Args:
-        folder: to write; made if it is missing.
-        name: of a row of the table of tasks.
-        sizes: split -> number of examples, over `SIZES`.
-
-    Returns:
-        the folder.
-    """
+    """Write files of a task with made-up examples, labels in turn; `sizes` of splits hold over `SIZES`."""
     task, generator = find_task(name), random.Random(seed)
     for split, size in {**SIZES, **(sizes or {})}.items():
         if split not in task.files:

@@ -67,8 +67,11 @@ def test_the_hooks_of_a_training(translator: nn.Module, batch: Any) -> None:
     again.load_state_dict(state)
     again.on_train_start(trainer_of(module, global_step=1), module)
     assert again.regularizer.epoch == 1 and again.regularizer.updates == 1
+    beside = LightningCallback("r_drop")
+    beside.on_train_start(trainer, module)
     again.on_exception(trainer, module, KeyboardInterrupt())
-    assert not again.regularizer.attached_sites
+    beside.on_exception(trainer, module, KeyboardInterrupt())
+    assert not again.regularizer.attached_sites and "training_step" not in vars(module)
 
 
 def test_a_state_that_does_not_fit_is_refused(translator: nn.Module) -> None:
@@ -100,12 +103,15 @@ def test_manual_optimization_has_an_update_a_batch(translator: nn.Module, batch:
     callback = LightningCallback(ADDrop(cross_tuning="update:2"))
     trainer = trainer_of(module, estimated_stepping_batches=8)
     callback.on_train_start(trainer, module)
+    trainer.global_step += 1  # of another optimizer
+    callback.on_train_batch_end(trainer, module, None, batch, 0)
+    callback.made, callback.regularizer.updates = 0, 0
     counts, due = [], []
     for steps in (2, 2, 0, 3, 2):
         due.append(callback.regularizer.due())
         step(callback, trainer, module, batch, updates=steps)
         counts.append(callback.regularizer.updates)
-    assert counts == [1, 2, 2, 3, 4] and due == [False, False, True, True, True] and trainer.global_step == 9
+    assert counts == [1, 2, 2, 3, 4] and due == [False, False, True, True, True] and trainer.global_step == 10
     state = callback.state_dict()
     callback.end()
     again = LightningCallback(ADDrop(cross_tuning="update:2"))

@@ -18,15 +18,7 @@ from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 
 
 class Sides:
-    """Marian's and fairseq's models and vocabularies.
-
-    Args:
-        marian: Hugging Face's model, in evaluation mode.
-        folder: where it was saved.
-        out: where it is converted to.
-        length: how many numbers a translation of Hugging Face's may have, its start included.
-        overrides: settings of the fairseq model.
-    """
+    """Marian's and fairseq's models and vocabularies; of Marian's saved in `folder`, in `out` that of fairseq."""
 
     def __init__(self, marian: MarianMTModel, folder: Path, out: Path, length: int = 60, **overrides: Any) -> None:
         if not out.exists():
