@@ -74,7 +74,7 @@ class Conversion:
                 said = f"isn't empty, and no {record.name} says what was converted there"
                 raise ValueError(f"{self.out} {said}; give another --out")
             before = read_json(record)
-            same_files = "files" in before.keys() & wanted.keys()  # or it says which differ
+            same_files = "files" in before.keys() & wanted.keys()  # which say more than where they are
             for name, value in wanted.items():
                 if before.get(name, value) != value and not (name == "model" and same_files):
                     said = f"was converted with {name} {before[name]}, not {value}"

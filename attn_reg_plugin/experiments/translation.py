@@ -95,14 +95,15 @@ class TranslationComparison(Comparison):
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""
+        from attn_reg_plugin.experiments.report.examples import bleu_of
+
         for name, path in (("DATA", self.data), ("--out", self.out)):
             refuse_split(name, path)
         data = DataFolder.open(self.data)
         self.check_part(data.pairs())
         for subset in data.subsets:
             check_binaries(data.bin, subset)
-        _, (signature, _) = score(["a"], ["a"], data.target)
-        if self.metric == "bleu" and "tok:13a" not in signature:
+        if bleu_of(data.target).tokenizer.signature() != "13a" and self.metric == "bleu":
             raise ValueError(f"--metric bleu: fairseq's own BLEU has no words of {data.target}; choose by the loss")
         if self.opus_mt is None and self._joining() is None and (path := data.other_pieces()):
             raise ValueError(

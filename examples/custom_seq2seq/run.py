@@ -78,11 +78,12 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
 
         from attn_reg_plugin.corpora.phrasebook import splits
 
+        text = arguments.out / "text"
+        text.mkdir(parents=True, exist_ok=True)
         for split, triples in splits(arguments.sentences, 100, 1).items():
             for language in ("en", "ro"):
-                path = arguments.out / "text" / f"{split}.{language}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("".join(f"{getattr(each, language)}\n" for each in triples), encoding="utf-8")
+                lines = "".join(f"{getattr(each, language)}\n" for each in triples)
+                (text / f"{split}.{language}").write_text(lines, encoding="utf-8")
         assert fairseq_cli.train
     for face in faces:
         for method in methods:

@@ -379,15 +379,13 @@ def test_the_defender_in_two_processes_is_a_lone_trainers(tmp_path: Path) -> Non
 
 
 def test_epochs_are_the_trainers_after_another_batch_size(tmp_path: Path) -> None:
-    told: dict[int, int] = {}
     for size, epochs, resumed in ((8, 1, None), (2, 3, True)):
-        method = ad_drop()
-        each = On("on_step_begin", lambda _, now, *__, of=method, **___: told.update({now.global_step: of.epoch}))
+        method, told = ad_drop(), {}
+        each = On("on_step_begin", lambda _, at, *__, of=method, to=told, **___: to.update({at.global_step: of.epoch}))
         how = {"max_steps": -1, "num_train_epochs": epochs, "per_device_train_batch_size": size}
         trainer = trainer_of(tmp_path, "bert", method, callbacks=(each,), save_strategy="epoch", **how)
-        told.clear()
         trainer.train(resume_from_checkpoint=resumed)
-    assert told == {update: update // (trainer.state.max_steps // 3) + 1 for update in told}
+    assert told and told == {update: update // (trainer.state.max_steps // 3) + 1 for update in told}
 
 
 def test_a_callback_that_fails_as_training_begins_leaves_a_stock_model(tmp_path: Path) -> None:

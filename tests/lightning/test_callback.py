@@ -103,15 +103,12 @@ def test_manual_optimization_has_an_update_a_batch(translator: nn.Module, batch:
     callback = LightningCallback(ADDrop(cross_tuning="update:2"))
     trainer = trainer_of(module, estimated_stepping_batches=8)
     callback.on_train_start(trainer, module)
-    trainer.global_step += 1  # of another optimizer
-    callback.on_train_batch_end(trainer, module, None, batch, 0)
-    callback.made, callback.regularizer.updates = 0, 0
     counts, due = [], []
     for steps in (2, 2, 0, 3, 2):
         due.append(callback.regularizer.due())
         step(callback, trainer, module, batch, updates=steps)
         counts.append(callback.regularizer.updates)
-    assert counts == [1, 2, 2, 3, 4] and due == [False, False, True, True, True] and trainer.global_step == 10
+    assert counts == [1, 2, 2, 3, 4] and due == [False, False, True, True, True] and trainer.global_step == 9
     state = callback.state_dict()
     callback.end()
     again = LightningCallback(ADDrop(cross_tuning="update:2"))
@@ -119,6 +116,10 @@ def test_manual_optimization_has_an_update_a_batch(translator: nn.Module, batch:
     again.on_train_start(trainer, module)
     step(again, trainer, module, batch, updates=2)
     assert again.regularizer.updates == 5
+    again.end()
+    again.on_train_start(trainer, module)
+    trainer.global_step += 1  # of another optimizer
+    again.on_train_batch_end(trainer, module, None, batch, 0)
     again.end()
     timed = LightningCallback(build("scheduled_dropout", schedule="drop *: 0:0.5 1:0", sites="*", unit="progress"))
     with pytest.raises(ValueError, match=r"leave the optimization to it; .* or use unit='update' or 'epoch'"):
