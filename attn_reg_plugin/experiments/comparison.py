@@ -31,10 +31,11 @@ _NAMED |= {"held_out": 0.0, "label_noise": 0.0, "shortcut": 0.0, "shortcut_words
 #: flags of fairseq-train that settings decide -> which setting: given beside them, a run would not be what these say
 DECIDED = {name.replace("_", "-"): name for name in _NAMED}
 DECIDED |= {"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"}
+DECIDED |= {"restore-file": START}  # a killed run would begin anew with it
 #: those by which a metric chooses checkpoints
 CHOOSING = {"best-checkpoint-metric": "metric", "maximize-best-checkpoint-metric": "metric"}
 #: flags that name a file, whose content makes a run another one
-_FILES = (START, "restore-file", "scheduled-dropout-schedule")
+_FILES = (START, "scheduled-dropout-schedule")
 #: course of the learning rate -> the scheduler of fairseq, and its flag that takes the number of updates, if it ends
 #: with the last
 SCHEDULERS = {

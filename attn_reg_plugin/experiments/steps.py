@@ -176,7 +176,8 @@ def _script(path: Path, section: str, content: DictConfig) -> tuple[list[str], C
         raise ValueError(f"{path}: {section}: there is no file {file}")
     # YAML reads a bare `on` as true
     settings = {"on" if key == "True" else key: value for key, value in resolved(content, path).items()}
-    words = [str(word) for word in settings.pop("words", ())]
+    given = settings.pop("words", [])
+    words = [str(word) for word in (given if isinstance(given, list) else [given])]
     flags = {name.replace("_", "-"): value for name, value in settings.items()}
     return [str(file), *words, *words_of(flags)], lambda words: subprocess.run([sys.executable, *words]).returncode
 

@@ -264,7 +264,7 @@ def own_task(
     files = _files(f"train.{file_format}", f"valid.{file_format} dev.{file_format}", f"test.{file_format}")
     label = label_column or ("-1" if tagging else "label")
     known = () if kind == REGRESSION else known
-    return LabelledTask("plain", kind, text, label, known, wanted, file_format, files, fields=file_fields or None)
+    return LabelledTask("own", kind, text, label, known, wanted, file_format, files, fields=file_fields or None)
 
 
 def _parts(flag: str) -> tuple[str, ...]:

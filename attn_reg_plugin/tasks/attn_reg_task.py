@@ -24,7 +24,7 @@ from fairseq.optim import AMPOptimizer
 from attn_reg_plugin.backends.fairseq import padding_index
 from attn_reg_plugin.callbacks import PREFIX, attached
 from attn_reg_plugin.checkpoints import ANEW
-from attn_reg_plugin.regularizers import Combination, Regularizer, option_flag
+from attn_reg_plugin.regularizers import Regularizer, option_flag
 from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Shown, summary
@@ -72,7 +72,6 @@ class AttnRegTask(ResumedTask):
         beside = self.sidecar.folder is not None and restored == "checkpoint_last.pt"  # fairseq's default
         self._restore_file = self.sidecar.folder / restored if beside else Path(restored)
         self._clip_norm = float(fairseq_setting(cfg, "clip_norm") or 0.0)
-        self._model: torch.nn.Module | None = None  # the one to be trained
         self._acted = False  # some forward was seen
         self._first_epoch: int | None = None  # its number of batches
         self._iterators: dict[int, Any] = {}  # by the id of their dataset, until the first step
@@ -111,20 +110,9 @@ class AttnRegTask(ResumedTask):
         model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
         if not from_checkpoint:
             repair_last(self.sidecar.folder)
-            self._model = model
             if self.regularizer is not None:
                 self._attach(self.regularizer, model)
         return model
-
-    def add_method(self, method: Regularizer) -> None:
-        """Let a method act beside that of `--attn-reg`, unless it is there; for criterions that stand for a method."""
-        present = [] if self.regularizer is None else self.regularizer.parts
-        if any(part.name == method.name for part in present):
-            return
-        self.regularizer = Combination([*present, method]) if present else method
-        refuse_settings(self._config, self.regularizer)
-        if self._model is not None:
-            self._attach(self.regularizer, self._model)
 
     def _attach(self, regularizer: Regularizer, model: torch.nn.Module) -> None:
         regularizer.detach()

@@ -199,6 +199,7 @@ def test_a_folder_that_cannot_be_used_is_refused(
     [
         *(([f"--seeds={text}"], "--seeds wants distinct whole numbers") for text in ("", "1,1", "1,-2")),
         (["--", "--nonsense"], "plain: unrecognized arguments: --nonsense"),
+        (["--", "--restore-file", "x.pt"], "--train-flags has --restore-file, which the setting finetune-from"),
         (["--", "--task", "translation"], "--train-flags has --task, which the command decides; leave it out"),
         (
             ["--metric", "bleu", "--", "--best-checkpoint-metric=loss"],

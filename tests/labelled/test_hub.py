@@ -116,5 +116,5 @@ def test_another_place_on_the_hub_can_be_named(hub: list[Any]) -> None:
     columns = {"sentence1": ["a"], "sentence2": ["b"], "label": [1]}
     assert read(hub, "paws-x", columns, "valid", "hub:some/paws:de")[0].label == 1
     assert hub == ["some/paws", "de", "validation"]
-    with pytest.raises(ValueError, match=r"task plain is not read from the hub; give a folder"):
+    with pytest.raises(ValueError, match=r"task own is not read from the hub; give a folder"):
         read_split(own_task("regression", "a", file_format="tsv"), "hub", "train")

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.distributed.utils import all_reduce_dict
 
-from attn_reg_plugin.criterions.r_drop import WithRDrop, WithRDropConfig
 from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
 from tests.backends.fairseq_models import transformer, words
 from tests.tasks.fairseq_runs import train
@@ -45,9 +43,6 @@ def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -
     r_drop = ["--attn-reg", "r_drop", "--r-drop-weight", "3"]
     ours = train(corpus, tmp_path / "ours", *flags, *r_drop, without=["--disable-validation"]).check()
     plain = train(corpus, tmp_path / "plain", *flags, without=["--disable-validation"]).check()
-    named = ["--criterion", "label_smoothed_cross_entropy_with_r_drop", "--r-drop-alpha", "3"]
-    same = train(corpus, tmp_path / "named", *flags, *named, without=["--disable-validation"]).check()
-    assert _losses(same.lines() + same.lines("valid")) == _losses(ours.lines() + ours.lines("valid"))
     assert len(ours.lines()) == 3
     for line in ours.lines():
         assert float(line["attn_reg/r_drop"]) > 0
@@ -56,25 +51,6 @@ def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -
     (mine,), (stock,) = ours.lines("valid"), plain.lines("valid")
     for name in ("valid_loss", "valid_nll_loss", "valid_ppl", "valid_bleu"):
         assert mine[name] == stock[name]
-
-
-def _losses(lines: list[dict[str, Any]]) -> list[list[Any]]:
-    names = ("loss", "nll_loss", "attn_reg/r_drop", "valid_loss", "valid_bleu", "num_updates", "gnorm")
-    return [[line.get(name) for name in names] for line in lines]
-
-
-def test_the_criterion_lets_r_drop_act_beside_the_method_of_the_flags() -> None:
-    model, batch = transformer(), sample()
-    task = attached(model, attn_reg="ad_drop")
-    task._model = model
-    built = WithRDrop.build_criterion(WithRDropConfig(r_drop_alpha=2.0, sentence_avg=False), task)
-    assert task.regularizer.name == "ad_drop+r_drop" and task.regularizer.parts[1].weight == 2.0
-    _, log = step(task, model, batch)
-    assert float(log["attn_reg/r_drop_divergence"]) > 0 and isinstance(built, LabelSmoothedCrossEntropyCriterion)
-    with pytest.raises(ValueError, match="needs a task of the plugin"):
-        WithRDrop.build_criterion(WithRDropConfig(), object())
-    with pytest.raises(ValueError, match=r"^--criterion .*weight"):
-        WithRDrop.build_criterion(WithRDropConfig(r_drop_alpha=-1.0), attached(transformer(), attn_reg="none"))
 
 
 def test_language_codes_are_special(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,12 +171,12 @@ def _differences(experiment: Experiment) -> Iterator[tuple[Any, str]]:
 
 def _curves(experiment: Experiment) -> Iterator[tuple[Any, str]]:
     """A plot for each figure that is validated, and the training loss, by epoch."""
-    names = dict.fromkeys(name for run in experiment.runs for name in run.curves)
+    names = dict.fromkeys(name for run in experiment.finished for name in run.curves)
     chosen = sorted(names, key=lambda name: name.startswith(TRAIN))
     for name in chosen[: MOST_CURVES - 1] + chosen[MOST_CURVES - 1 :][-1:]:
-        if any(len(run.curves.get(name, ())) > 1 for run in experiment.runs):
+        if any(len(run.curves.get(name, ())) > 1 for run in experiment.finished):
             yield (
-                draw_curves(experiment.runs, name),
+                draw_curves(experiment.finished, name),
                 f"{name}: mean and one standard deviation over seeds; mark: the best epoch",
             )
 

@@ -160,6 +160,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         recorded = _read(self.folder / "run.json")
         if recorded and not contrast(recorded, self.settings):
+            if recorded.get("title", self.method) != self.title:
+                write_json(self.folder / "run.json", {**recorded, "title": self.title})
             return
         # another process that has begun, and not yet said with what settings, is about to
         with lock_folder(self.folder, kept=True, wait=not recorded):

@@ -100,9 +100,10 @@ def test_the_page(tmp_path: Path) -> None:
     links = re.findall(r'(?:src|href)="(.*?)"', text)
     assert all(link.startswith("data:") for link in links) and len(links) > 6
     assert not re.search(r"<script|url\(|@import|<link rel=.stylesheet", text)
-    again = tmp_path / "new" / "again.html"
+    again, log = tmp_path / "new" / "again.html", root / "ad_drop-seed3" / "train.log"
+    log.write_text(log.read_text(encoding="utf-8")[: log.stat().st_size // 2], encoding="utf-8")
     assert main(["report", str(root), "--out", str(again)]) == 0
-    assert again.read_text(encoding="utf-8") == text, "the same runs give the same page"
+    assert again.read_text(encoding="utf-8") == text, "the same finished runs give the same page"
 
 
 def test_methods_that_are_not_compared_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
