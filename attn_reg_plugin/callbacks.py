@@ -1,7 +1,5 @@
 """Shared by the faces: the method that a callback is given; what is said, logged, measured and refused."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints: where a run has one, which types it may hold, and writing a method's state beside it."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import pickle

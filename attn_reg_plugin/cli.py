@@ -1,8 +1,6 @@
 # PYTHON_ARGCOMPLETE_OK
 """The console script `attn-reg`; help needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import logging

@@ -1,7 +1,5 @@
 """The subcommands of `attn-reg`: `run`, and those whose arguments are the settings of a step."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ over the file. What doesn't fit the dataclass is refused with its name, and the 
 a file refer to others as `${name}`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Files: written whole or not at all, locks of folders, lines and JSON objects, and what an OSError means."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

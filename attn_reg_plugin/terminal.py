@@ -1,7 +1,5 @@
 """Output of commands: tables, never cut off, and lines as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rich.console import Console

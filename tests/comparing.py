@@ -1,7 +1,5 @@
 """Nests of tensors, numbers and texts, compared bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Fixtures of the torch-only tests: tiny models and a batch. Other tests need nothing from here."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes of the tests' own, forked from one server that has the frameworks imported (see preloaded.py)."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

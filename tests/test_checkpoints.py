@@ -1,7 +1,5 @@
 """Files with a method's state: written whole or not at all, and refused by name where they are damaged or another's."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

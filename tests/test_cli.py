@@ -1,7 +1,5 @@
 """The console script itself: help without torch, names that are mistyped, lists."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +23,6 @@ finally:
 
 @pytest.mark.parametrize("words", [["--help"], ["user-dir"], *([name, "--help"] for name in NAMES)], ids=" ".join)
 def test_help_needs_no_framework_and_has_two_examples(words: list[str]) -> None:
-    pytest.importorskip("omegaconf")
     done = subprocess.run([sys.executable, "-c", HELP, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (0, ""), "which takes seconds to import"
     if words[-1] == "--help" and words[0] in NAMES[:-1]:
@@ -38,7 +35,6 @@ def test_help_needs_no_framework_and_has_two_examples(words: list[str]) -> None:
 
 def test_a_command_reads_checkpoints_without_the_packages_names(tmp_path: Path) -> None:
     """The package leaves its names out on the command line only; a command that runs has what it needs."""
-    pytest.importorskip("fairseq")
     done = subprocess.run([sys.executable, "-c", HELP, "export", tmp_path, "out"], capture_output=True, text=True)
     assert "has no checkpoint" in done.stderr
 
@@ -53,7 +49,6 @@ def test_a_command_reads_checkpoints_without_the_packages_names(tmp_path: Path) 
     ],
 )
 def test_what_is_mistyped(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("omegaconf")
     try:
         code = main(words)
     except SystemExit as error:
@@ -76,7 +71,6 @@ def test_the_folder_for_fairseq(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lists(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
     import re
 
-    pytest.importorskip("omegaconf")
     with pytest.raises(SystemExit, match="0"):
         main(words)
     printed = capsys.readouterr().out
@@ -84,7 +78,6 @@ def test_lists(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_shell_completes_commands_and_flags() -> None:
-    pytest.importorskip("argcomplete")
     environment = {"_ARGCOMPLETE": "1", "COMP_LINE": "attn-reg finetune --held", "COMP_POINT": "24"}
     environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout", "PATH": "/usr/bin", "_ARGCOMPLETE_IFS": "\n"}
     code = HELP.partition("try:")[0] + "main()"

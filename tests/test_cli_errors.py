@@ -1,7 +1,5 @@
 """Commands whose path cannot be used say so in one sentence, with the path and what to do, and leave nothing."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -28,7 +26,6 @@ def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     """A folder of runs."""
-    pytest.importorskip("matplotlib")
     return make_comparison(tmp_path / "runs", {"plain": 20.0}, (1,))
 
 
@@ -89,7 +86,6 @@ def test_a_name_that_is_just_short_enough(runs: Path, tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_read(
     words: list[str], bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("fairseq")
     monkeypatch.chdir(tmp_path)
     path = BAD_PATHS[bad][0](tmp_path)
     error = said(capsys, *(word.format(path) for word in words))

@@ -1,15 +1,11 @@
 """Settings as flags and as YAML: what wins, what is converted, and what is refused by its name."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("omegaconf")
 
 from attn_reg_plugin.configuration import add_arguments, setting
 from attn_reg_plugin.experiments.steps import from_arguments

@@ -1,7 +1,5 @@
 """The documentation says what is there: generated flags, flags that pages name, and the diffs of CONTRIBUTING."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

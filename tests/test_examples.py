@@ -1,7 +1,5 @@
 """The example programs run, and do what they say."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -10,14 +8,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
-
-pytest.importorskip("fairseq")
-pytest.importorskip("transformers")
-pytest.importorskip("matplotlib")
-
-import pandas as pd
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.attribution import gradients_of

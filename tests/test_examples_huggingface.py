@@ -1,7 +1,5 @@
 """The scripts for Trainer run, alone and in two processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -22,7 +20,8 @@ def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, one_thread: None) 
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 

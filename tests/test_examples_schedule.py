@@ -1,7 +1,5 @@
 """`examples/scheduled_dropout/fit_schedule.py`: known curves come back from a log, as a schedule."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

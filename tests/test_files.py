@@ -1,7 +1,5 @@
 """Readers take files that have an end: no device, no pipe."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports, file by file, beyond what import-linter's contracts can say."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

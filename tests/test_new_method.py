@@ -1,7 +1,5 @@
 """CONTRIBUTING's method and backend work; every command, table and page has the method from the registry alone."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
@@ -11,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-
-pytest.importorskip("fairseq")
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.attention import selection

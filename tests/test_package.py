@@ -1,7 +1,5 @@
 """The package itself: what importing it loads, its public names, its files, and what a checkpoint may hold."""
 
-from __future__ import annotations
-
 import argparse
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """The README says what is there: its snippets and the guide's run, and its tables are of what exists."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

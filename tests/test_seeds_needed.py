@@ -1,7 +1,5 @@
 """Power of the paired t-test: against published values and a simulation; and what is read from comparisons."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

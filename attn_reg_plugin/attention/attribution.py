@@ -4,8 +4,6 @@ Gradient attribution is B = ∂F/∂A. Because O = A V, it equals ∂F/∂O · V
 autograd graph: the probe runs the fused kernel, keeps O and V of each site, and one backward gives every ∂F/∂O.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

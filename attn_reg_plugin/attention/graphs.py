@@ -5,8 +5,6 @@ a compiled graph that is a result like any other, which nothing later depends on
 attention that is watched or masked runs between two graphs, and an idle one is a part of the model's own graph.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

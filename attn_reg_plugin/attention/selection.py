@@ -1,7 +1,5 @@
 """Finding the sites of a model, selecting some by a pattern, and the names by which patterns and logs call them."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable

@@ -9,8 +9,6 @@ is the first-order effect on F of turning the token up; dropping is β_j → -�
 (Sundararajan et al. 2017, arXiv 1703.01365). At its end, 1, a token that decides alone has saturated attention.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

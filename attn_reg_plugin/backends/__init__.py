@@ -7,8 +7,6 @@ Every file and folder of this folder is looked at once its framework is imported
 first word of its name, else the package of that name. `BACKEND`, if it has one, is the class of a backend.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import partial

@@ -3,8 +3,6 @@
 While a site is idle (evaluation, generation, incremental decoding, plain epochs) fairseq's own forward runs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ code runs until the site has something to do, so an idle site changes no bit. No
 leaves its fast path in evaluation for modules with hooks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

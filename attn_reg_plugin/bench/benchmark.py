@@ -5,8 +5,6 @@ every repeat each method runs one step, in rotating order, so that a slow moment
 are medians, ratios are medians of the ratios within a repeat.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import platform

@@ -5,8 +5,6 @@ state, batch) included. On CUDA the allocator counts it. On CPU the profiler rep
 the allocator, and their running sum is exact and the same in every run, which resident set sizes are not.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

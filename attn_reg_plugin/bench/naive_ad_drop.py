@@ -12,8 +12,6 @@ sharing no attribution, mask or attention code with the rest of the package, it 
 Two favours are done to it: the probe's graph is freed before the training forward begins, and its masks are booleans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The settings of `attn-reg bench`, and the batches of its models; they need no torch, so that help is quick."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple

@@ -1,7 +1,5 @@
 """The options of `attn-reg prepare`: one dataclass per corpus."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ of it. A tenth of all verb–object and adjective–noun combinations is held ou
 sentence of valid and test has at least one.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import random

@@ -9,8 +9,6 @@ With `--opus-mt` the prepared folder gets a copy of the tokenizer in `opus_mt/`,
 what it needs.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Iterable

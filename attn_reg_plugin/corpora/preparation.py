@@ -14,8 +14,6 @@ beside DIR that takes its place at the end, so DIR holds the whole or nothing. T
 and where they are there already, nothing is done. What a killed preparation leaves beside DIR, `.DIR.tmp-...`, may go.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import json

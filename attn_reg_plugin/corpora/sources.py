@@ -4,8 +4,6 @@ A source gives splits, named as fairseq names them (`train`, `valid`, `test`, `t
 a stream, so memory does not grow with the corpus, unless pairs are set aside or exchanged.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 `OUT.name` beside a converted folder records what was converted there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ folder: a header, and a line `prediction<TAB>gold` per example, with the names o
 and an empty line after each sentence.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence

@@ -14,8 +14,6 @@ With `each` the steps are carried out for each combination of values:
     finetune: {task: "${task}", model: "${model}", out: "${out}", data: hub}
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """A trained encoder, from a run's checkpoint and the folder `encoder` beside it, which has the tokenizer."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A trainer as a method's `Training`, and AttendOut's defender, which takes the trainer's own steps."""
 
-from __future__ import annotations
-
 import copy
 import operator
 import re

@@ -9,8 +9,6 @@ A batch, for a Hugging Face model behind fairseq's trainer:
 The three of `net_input` are (B, T) int64, of multiple choice (B, choices, T); mask: 1 = a real token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing is padded here: batches are padded to their own longest when they are ma
 model's length (of a pair, the longer text first), and said once a data set: how many of how many.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator, Sequence

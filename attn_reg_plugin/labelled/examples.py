@@ -1,7 +1,5 @@
 """The examples that the readers give: one small dataclass per kind of problem, with labels as indices."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ scikit-learn, scipy and seqeval compute them. Where a metric is not defined (a c
 example) it is 0, so that one bad validation isn't NaN, which no later one would beat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

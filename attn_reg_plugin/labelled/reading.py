@@ -4,8 +4,6 @@ task = with_labels(find_task("rte"), "data/RTE")
 examples = read_split(task, "data/RTE", "train")
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

@@ -9,8 +9,6 @@ Files may be gzipped. Whatever is wrong is refused in one sentence with file and
 read such files too, do not say.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import logging

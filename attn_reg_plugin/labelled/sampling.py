@@ -1,7 +1,5 @@
 """Training on a part of the examples: a number, a share, or so many of each class; and a share held out of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ came. Metrics are named as in `metrics.py`; the first of a row is the one to cho
 A task of the user's own is in no row: `own_task` makes it of flags.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

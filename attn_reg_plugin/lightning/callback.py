@@ -6,8 +6,6 @@ It attaches as training starts, announces epochs and updates, keeps the method's
 what the method does to the log, and detaches at the end, also when an exception ends the training.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

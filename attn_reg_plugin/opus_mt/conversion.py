@@ -4,8 +4,6 @@ Hugging Face's Marian and fairseq's Transformer name their parts alike, so a con
 permutation of the embedding's rows; every tensor goes there and back bit for bit, in the precision it has.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from pathlib import Path

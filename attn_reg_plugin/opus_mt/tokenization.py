@@ -5,8 +5,6 @@ here is fairseq's four, of which the last three are Marian's own, and then every
 isn't a piece of Marian's: it is what decoding starts from.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import warnings

@@ -6,8 +6,6 @@ equation 3): the mask is drawn in the same way, but -∞ is added to a dropped s
 sums to one and nothing is rescaled.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ computes neither; under transformers they are computed before, and only their ba
 stays, and with it its residual path, its values and its output projection.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar

@@ -6,8 +6,6 @@ nothing to rescale: then one, any of them alike, is kept. The paper's schedule h
 0 in the early part of training, when a few heads come to dominate, and rises again until the end, against overfitting.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar

@@ -10,8 +10,6 @@ P the prediction of the whole pass and Q that of the cut one (equations 4 to 6 w
 Lengths, rounding and the shortening of a span at the end are those of the authors' code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

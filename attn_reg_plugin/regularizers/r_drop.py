@@ -7,8 +7,6 @@ Two passes of the same examples under different dropout, P1 and P2, and the loss
 As in the paper the two passes are one forward of the batch repeated twice.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

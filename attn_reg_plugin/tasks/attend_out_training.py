@@ -1,7 +1,5 @@
 """A fairseq training as a method's `Training`: what AttendOut plays with."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ It attaches when the model is built for training, announces epochs and updates, 
 method does and keeps its state. The loop, the criterion and the optimizer stay fairseq's.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

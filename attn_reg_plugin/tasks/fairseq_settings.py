@@ -1,7 +1,5 @@
 """The rest of fairseq's configuration, as far as a task looks at it, and how long a training is by it."""
 
-from __future__ import annotations
-
 import ast
 import math
 from typing import Any

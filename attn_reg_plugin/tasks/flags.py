@@ -1,7 +1,5 @@
 """The methods' options as flags of a fairseq task, and the regularizer that they ask for."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

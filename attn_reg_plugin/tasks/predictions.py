@@ -4,8 +4,6 @@ Most models give (logits, extra) and need nothing of this. The others are put in
 are refused in the words of the command line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

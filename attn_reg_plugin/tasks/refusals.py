@@ -1,7 +1,5 @@
 """Refusals before training: what fairseq cannot do, and models and tasks that a method cannot work with."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--task attn_reg_sentence_prediction`: fairseq's task on sentences, for its own RoBERTa, regularized."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

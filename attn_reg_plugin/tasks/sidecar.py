@@ -5,8 +5,6 @@ Such a state is in a file of its own: a checkpoint of update N finds it as `attn
 `checkpoint_last.pt` (a run may be killed between both writes), and those of interval checkpoints.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The equations evaluated literally: one row at a time, nothing fused, nothing vectorized."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Gradient attribution against autograd on materialized maps; integrated gradients against a literal path."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

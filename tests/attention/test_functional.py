@@ -1,7 +1,5 @@
 """regularized_attention against softmax written out in loops: outputs, gradients, rows without a key, and sinks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

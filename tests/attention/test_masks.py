@@ -1,7 +1,5 @@
 """AD-DROP's candidates against a literal evaluation, row by row, and how they are dropped."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Attention sites: found, selected by a pattern, active in training mode only."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny fairseq Transformers and batches for them, without data, tasks or trainers."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny transformers models of every supported family, with random weights, and batches for them: a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

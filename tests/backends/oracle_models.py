@@ -3,8 +3,6 @@
 The oracle of `test_huggingface_oracle` compares a stock model with an attached one that drops nothing.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

@@ -3,8 +3,6 @@
 `scripts/models.py` writes these records to docs/models.json and makes the table of docs/models.md of them.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -4,8 +4,6 @@
 no gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

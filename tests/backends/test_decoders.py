@@ -4,8 +4,6 @@ The literal evaluation runs one text without padding through the stock model in 
 predictions by the attention maps with autograd, and drops the largest of each row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """fairseq's attention with a site beside the stock one: the same module until the site is active."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The fairseq backend: which sites it finds, what attaching leaves alone, and the attributions of a Transformer."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """transformers models: attributions against materialized attention, and masks that neither padding nor future enter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

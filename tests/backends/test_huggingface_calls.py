@@ -1,7 +1,5 @@
 """transformers models whose attention runs several times in a forward, and caches that a user passes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,14 +1,11 @@
 """Token masks that do not have the logits' shape: sounds, embeddings, and prompts of virtual tokens."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 
 from attn_reg_plugin import ADDrop
 from attn_reg_plugin.backends.huggingface.inputs import decoder_ids, described
@@ -135,26 +132,21 @@ def test_only_logits_that_are_kept_are_told_of(keep: Any) -> None:
         assert all(not site.keep.all() for site in regularizer.attached_sites)
 
 
-@pytest.mark.parametrize("shifts", [True, False])
-def test_labels_are_shifted_where_the_loss_shifts_them(shifts: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "shifts"),
+    [("llama", "LlamaForCausalLM", True), ("bart", "BartForCausalLM", False), ("xlnet", "XLNetLMHeadModel", False)],
+)
+def test_labels_are_shifted_where_the_loss_shifts_them(kind: str, name: str, shifts: bool) -> None:
     """BART's decoder alone and XLNet compare the output at t with the label at t."""
-    sizes = {"vocab_size": 40, "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
-    llama = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    xlnet = transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
-    models = (
-        [transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=40, **llama))]
-        if shifts
-        else [transformers.BartForCausalLM(transformers.BartConfig(**sizes)), transformers.XLNetLMHeadModel(xlnet)]
-    )
+    model = tiny("causal", kind, name).eval()
     labels = torch.randint(4, 40, (2, 5))
     labels[0, 3:] = -100
     expected = torch.cat([labels[:, 1:], torch.full((2, 1), -100)], 1) if shifts else labels
-    for model in map(torch.nn.Module.eval, models):
-        told = described(model, {"input_ids": labels.clamp(min=1), "labels": labels})
-        assert torch.equal(told["targets"], expected)
-        logits = model(input_ids=labels.clamp(min=1)).logits
-        stock = model(input_ids=labels.clamp(min=1), labels=labels).loss
-        torch.testing.assert_close(stock, torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten()))
+    told = described(model, {"input_ids": labels.clamp(min=1), "labels": labels})
+    assert torch.equal(told["targets"], expected)
+    logits = model(input_ids=labels.clamp(min=1)).logits
+    stock = model(input_ids=labels.clamp(min=1), labels=labels).loss
+    torch.testing.assert_close(stock, torch.nn.functional.cross_entropy(logits.flatten(0, 1), expected.flatten()))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """transformers models, attached but idle: the model is the stock one, bit for bit."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Keywords that models pass to their attention: computed, harmless, or refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

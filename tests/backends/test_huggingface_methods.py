@@ -1,7 +1,5 @@
 """Every method on models of transformers and fairseq: an encoder, a translator, and where families differ."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -50,7 +48,8 @@ def test_attention_layer_drop_is_the_mean_of_the_values(name: str) -> None:
 def made(name: str, **options: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     """A model and its inputs, also of fairseq."""
     if name == "fairseq":
-        models = pytest.importorskip("tests.backends.fairseq_models")
+        import tests.backends.fairseq_models as models
+
         return models.transformer(**options), models.batch()
     return build(name, **options), batch(name)
 

@@ -5,8 +5,6 @@ to. A sample runs every day; all of them by `pytest -m oracle tests/backends/tes
 What is known is in docs/models.json, which `scripts/models.py` writes, and with it the page of the documentation.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

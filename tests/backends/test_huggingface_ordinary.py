@@ -1,7 +1,5 @@
 """Attention that is an ordinary module: several calls in a forward, and what is done to the module."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

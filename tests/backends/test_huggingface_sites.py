@@ -1,7 +1,5 @@
 """The transformers backend: which sites it finds and refuses, what it leaves behind, and what a forward tells."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models with several towers: every site has a name of its own, and towers can be selected."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

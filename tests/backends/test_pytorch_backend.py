@@ -1,7 +1,5 @@
 """Models of PyTorch's own attention: the sites, the idle model bit for bit, and every option of the attention."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator
@@ -92,7 +90,8 @@ def test_the_sites_of_other_models() -> None:
 
 
 def test_models_of_other_frameworks_are_left_to_their_backends() -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.SiglipVisionConfig(**small, image_size=8, patch_size=4)
     model = transformers.SiglipVisionModel(config)

@@ -1,7 +1,5 @@
 """`attn-reg bench`: the table, the json, the ratios, AttendOut's rounds, and what is refused; never a clock."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The paper's form of AD-DROP and ours agree: same masks for q = 1, same gradients after the step."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

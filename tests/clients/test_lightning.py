@@ -1,7 +1,5 @@
 """Lightning's Trainer with `LightningCallback`: it acts, its limits are plain training, and it continues."""
 
-from __future__ import annotations
-
 import os
 import re
 import warnings

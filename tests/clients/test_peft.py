@@ -1,7 +1,5 @@
 """PEFT: the base is frozen, adapters are trained, and masks are those of the model that they make together."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """sentence-transformers and SetFit: embeddings of several texts, scores of pairs, and the losses made of them."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TRL: SFT with packing and completion-only loss, DPO, rewards and GRPO, with and without LoRA."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

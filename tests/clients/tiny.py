@@ -1,7 +1,5 @@
 """Tiny models with random weights in folders, their tokenizer, and texts: what the clients are tried on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

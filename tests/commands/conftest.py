@@ -1,14 +1,8 @@
 """An encoder as it would come out of a run, and what a comparison of encoders is given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fairseq")
-pytest.importorskip("transformers")
-
 
 from attn_reg_plugin.cli import _parsed
 from attn_reg_plugin.experiments.fine_tuning import FineTuning

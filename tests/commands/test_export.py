@@ -1,7 +1,5 @@
 """`attn-reg export`, and the trained encoder that it takes out of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

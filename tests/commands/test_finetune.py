@@ -1,7 +1,5 @@
 """`attn-reg finetune`: its plan, what it refuses, what a run is known by, its examples, the predictions it keeps."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

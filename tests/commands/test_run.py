@@ -1,7 +1,5 @@
 """`attn-reg run`: the configurations in examples/ are planned, in order and with flags over them; nothing is run."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -9,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fairseq")
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.corpora.phrasebook import splits

@@ -1,15 +1,10 @@
 """A small corpus, and preparations without fairseq's own work."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("sentencepiece")
-pytest.importorskip("fairseq")
 
 from attn_reg_plugin.corpora import preparation
 from tests.corpora.small_corpus import write_corpus

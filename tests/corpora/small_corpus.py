@@ -1,7 +1,5 @@
 """A parallel corpus of made-up words in a folder, and options that prepare it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

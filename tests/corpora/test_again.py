@@ -1,7 +1,5 @@
 """A preparation that was killed, stopped or repeated, or asked for with other options."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The phrasebook: the file keeps its promises, and sizes, seeds and noise are slices, draws and exchanges of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Sentencepiece models, their dictionaries, and what is refused."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`attn-reg prepare` from the command line to fairseq's binaries."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`attn-reg prepare`: options, files, vocabularies and folders that are refused, each in one sentence."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

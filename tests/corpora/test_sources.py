@@ -1,7 +1,5 @@
 """Sources of splits, splits arranged anew, and Romanian letters."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path

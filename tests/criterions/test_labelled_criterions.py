@@ -1,7 +1,5 @@
 """Losses against torch's, metrics over a whole validation set against the libraries on all predictions, refusals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,15 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.logging import metrics
 from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics import accuracy_score as seqeval_accuracy
 from seqeval.metrics import f1_score as entity_f1
 from seqeval.metrics import precision_score, recall_score
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-pytest.importorskip("fairseq")
-
-from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from attn_reg_plugin.criterions.labelled import ClassificationCriterion, TaggingCriterion, packed, unpacked

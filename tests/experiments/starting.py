@@ -1,7 +1,5 @@
 """Commands of runs, forked from the tests' server: at toy size a training takes less time than its imports."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

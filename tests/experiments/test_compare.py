@@ -1,16 +1,11 @@
 """`attn-reg compare`: its arguments, and a whole comparison on a toy corpus."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fairseq")
-
 
 from attn_reg_plugin.cli import _parsed, main
 from attn_reg_plugin.experiments import steps

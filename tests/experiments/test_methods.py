@@ -1,7 +1,5 @@
 """The methods of comparisons: their flags from the registry, and settings of their own in a configuration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

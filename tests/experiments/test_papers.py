@@ -1,17 +1,10 @@
 """The configurations of both papers' tables and figures: all are accepted, and run at toy size."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("fairseq")
-pytest.importorskip("transformers")
-pytest.importorskip("optuna")
-
 from omegaconf import OmegaConf
 
 from attn_reg_plugin.experiments.steps import EACH, plan

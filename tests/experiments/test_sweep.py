@@ -1,19 +1,13 @@
 """`attn-reg sweep`: what its file may say, the runs of its trials, and what it reports."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("fairseq")
-pytest.importorskip("optuna")
-
 import pandas
+import pytest
 from optuna.distributions import IntDistribution
 from scipy.stats import ttest_ind
 

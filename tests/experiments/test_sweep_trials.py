@@ -1,7 +1,5 @@
 """Trials that processes share: each is carried out once, whoever is killed, slow or in a hurry."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -10,11 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("optuna")
-
 import optuna
+import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from rich.console import Console

@@ -3,8 +3,6 @@
 Methods and their settings stay as they are. Everything is written beside the configuration's folder, in `...-toy`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A corpus in the form `attn-reg prepare` writes, as far as names go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Trainings in processes of their own, which may be data-parallel."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """AttendOut under Trainer: the defender is what a lone Trainer makes of the model; rewards come from the right data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

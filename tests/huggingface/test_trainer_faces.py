@@ -1,7 +1,5 @@
 """Three faces of a method: fairseq, Trainer and a loop of one's own have the same masks, loss and gradients."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path
@@ -149,7 +147,6 @@ def test_trainer_and_a_loop_agree(tmp_path: Path, name: str, method: str) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 def test_fairseq_agrees(tmp_path: Path, method: str) -> None:
-    pytest.importorskip("fairseq")
     name, options = METHODS[method]
     if "+" in name:  # fairseq has one flag for the sites of all
         options = {part: {**given, "sites": "*"} if part != "hidden_cut" else given for part, given in options.items()}
@@ -158,7 +155,6 @@ def test_fairseq_agrees(tmp_path: Path, method: str) -> None:
 
 def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
     """The generator is made in the first forward: from the same random numbers it is the same one."""
-    pytest.importorskip("fairseq")
 
     def tokens(inputs: Any) -> dict[str, Tokens]:
         return {"encoder": Tokens(inputs["input_ids"], inputs["attention_mask"].bool())}

@@ -1,7 +1,5 @@
 """Trainer on a GPU: reduced precision with its loss scale."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

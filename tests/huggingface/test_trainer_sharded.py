@@ -1,7 +1,5 @@
 """Trainer with FSDP2 in two processes: as data parallel training, and on from a sharded checkpoint."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The callback among everything else: what it is given and refuses, other callbacks, features of Trainer, logs."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainers of tiny models on tiny data, for the tests of the callback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of labelled data, written by hand."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

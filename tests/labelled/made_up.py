@@ -3,8 +3,6 @@
 Nothing is downloaded, and nothing is learned from it beyond that every part works.
 """
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Iterable

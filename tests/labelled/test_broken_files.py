@@ -1,7 +1,5 @@
 """Every way in which a file of labelled data can be broken: what is said, and in which line."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,14 +1,10 @@
 """Wrong labels and planted words: how many, which, drawn by the seed alone; and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
 
 from attn_reg_plugin.labelled import ChoiceExample, Corruption, TextExample, find_task
 from attn_reg_plugin.labelled.corruption import rare_words

@@ -1,22 +1,16 @@
 """Labelled data as a fairseq dataset: padding, batches, order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-
-from tests.labelled.tokenizers import bert_tokenizer
-
-pytest.importorskip("fairseq")
-
 from fairseq.trainer import Trainer
 
 from attn_reg_plugin.labelled import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, Encoded
 from attn_reg_plugin.labelled.dataset import LabelledDataset
+from tests.labelled.tokenizers import bert_tokenizer
 
 
 def ids(*values: int) -> np.ndarray:

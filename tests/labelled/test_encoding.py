@@ -1,7 +1,5 @@
 """Encoding with the model's tokenizer: pairs, truncation, words and their first pieces, choices."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Labelled tasks through the `datasets` library, with data sets made here in place of the hub's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import datasets

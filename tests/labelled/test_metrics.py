@@ -1,14 +1,10 @@
 """Limit cases of the official metrics, which tests/criterions compares with their libraries."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
 import numpy as np
 import pytest
-
-pytest.importorskip("fairseq")
 
 from attn_reg_plugin.experiments.report.examples import of_predictions
 from attn_reg_plugin.labelled import CLASSIFICATION, REGRESSION, TAGGING

@@ -1,7 +1,5 @@
 """Readers of labelled data: every official format by hand, and rows and labels that are left out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

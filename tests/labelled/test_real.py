@@ -1,7 +1,5 @@
 """The real corpora beside the repository: as many examples as their README counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

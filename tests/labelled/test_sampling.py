@@ -1,7 +1,5 @@
 """Training on a part: how much it is, that it's drawn at random, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

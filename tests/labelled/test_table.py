@@ -1,13 +1,9 @@
 """Rows of the table of labelled tasks, and tasks of the user's own."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fairseq")
 
 from attn_reg_plugin.labelled import (
     CLASSIFICATION,

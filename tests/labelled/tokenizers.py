@@ -1,7 +1,5 @@
 """Small tokenizers with the machinery of BERT's, which may drop a word whole."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors

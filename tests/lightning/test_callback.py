@@ -1,7 +1,5 @@
 """`LightningCallback` without Lightning: its hooks around a loop, as Lightning calls them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

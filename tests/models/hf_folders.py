@@ -1,7 +1,5 @@
 """Small files in the official formats, with labels that can be learned, beside the package's tiny encoders."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

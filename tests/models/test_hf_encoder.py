@@ -1,7 +1,5 @@
 """The encoder behind fairseq is transformers' own model with its own head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,13 +1,8 @@
 """Fixtures of the tests of OPUS-MT: sentencepiece models, and a tiny Marian beside its conversion."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fairseq")
-pytest.importorskip("transformers")
 
 from attn_reg_plugin.corpora.phrasebook import splits
 from attn_reg_plugin.opus_mt.conversion import to_fairseq

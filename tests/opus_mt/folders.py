@@ -1,7 +1,5 @@
 """OPUS-MT folders made on the spot: sentencepiece models of real or made-up text, and a Marian of any size."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence

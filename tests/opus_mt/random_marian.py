@@ -1,7 +1,5 @@
 """An OPUS-MT folder with random weights, made on the spot: to try a configuration out without a download."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A Marian of Hugging Face's and the fairseq model that was made of it, asked for the same things."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

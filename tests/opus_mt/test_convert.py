@@ -1,7 +1,5 @@
 """From Hugging Face to fairseq and back: nothing is lost, and what does not fit is refused in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

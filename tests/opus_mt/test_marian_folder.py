@@ -1,7 +1,5 @@
 """Folders of weights: in several files too, and what does not fit is refused in one sentence."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

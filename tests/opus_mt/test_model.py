@@ -1,7 +1,5 @@
 """`--arch opus_mt` computes what Hugging Face's Marian computes: states, logits, translations."""
 
-from __future__ import annotations
-
 import copy
 from argparse import Namespace
 from pathlib import Path

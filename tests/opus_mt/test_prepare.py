@@ -1,7 +1,5 @@
 """`attn-reg prepare --opus-mt`: the corpus in the model's own pieces and dictionaries."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

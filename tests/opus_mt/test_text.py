@@ -1,7 +1,5 @@
 """Pieces and numbers are `MarianTokenizer`'s, and so is the text that is made of them."""
 
-from __future__ import annotations
-
 import json
 import random
 from argparse import Namespace

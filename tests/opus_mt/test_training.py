@@ -1,7 +1,5 @@
 """A converted OPUS-MT model is fine-tuned by fairseq-train with AD-DROP and AttendOut, translates, and goes back."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

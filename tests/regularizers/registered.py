@@ -1,7 +1,5 @@
 """The registered methods: options under which the faces try them; methods that a table leaves out have cases, too."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

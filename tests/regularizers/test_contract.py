@@ -1,7 +1,5 @@
 """The contract of every registered method, alone and together, in a training of an encoder-decoder."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """Each method's attention, alone and together, against its formula: which keys are kept, uniform rows, factors."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """DropHead: how many heads are kept, never none, and the V of its schedule."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

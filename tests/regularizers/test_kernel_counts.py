@@ -4,20 +4,18 @@ Counted are the operations that are no views, of forward, backward and SGD in on
 sizes do not matter. No clock is involved.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_reg_plugin.bench.families import CLASSES, PADDING, Workload
 from attn_reg_plugin.bench.measure import step_of
 from attn_reg_plugin.bench.rows import Row
 
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 BATCH, LENGTH = 4, 16
 POSITIONS: dict[str, Any] = {"sites": "encoder.self", "cross_tuning": "off"}

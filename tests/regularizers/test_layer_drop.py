@@ -1,7 +1,5 @@
 """LayerDrop and attention LayerDrop: how often layers are left out, what they give then, and what is not computed."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -3,8 +3,6 @@
 Of each site only the packed bits of its mask stay, an eighth of a bool map and a 32nd of one in fp32.
 """
 
-from __future__ import annotations
-
 import gc
 
 import pytest

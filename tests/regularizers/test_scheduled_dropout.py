@@ -1,7 +1,5 @@
 """Scheduled dropout: how a schedule is written, which curve holds where, and the masks that are drawn from it."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from pathlib import Path

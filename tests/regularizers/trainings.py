@@ -1,7 +1,5 @@
 """Trainings of tiny models by every registered method: its cases, and what an update of it gives."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,12 +1,8 @@
 """Fixtures of the fairseq face: a corpus, and trainings that several tests look at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fairseq")
 
 from tests.tasks.fairseq_runs import AD_DROP, UPDATES, Finished, make_corpus, train
 

@@ -3,8 +3,6 @@
 Nothing of the plugin is imported here, so that a training can import this and still find the plugin by `--user-dir`.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

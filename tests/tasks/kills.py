@@ -1,7 +1,5 @@
 """Trainings that are killed: at a random moment, or while a file is half written."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Tiny tasks of fairseq's, made regularized ones, in this process and without a corpus or a trainer."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any

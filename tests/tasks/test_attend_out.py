@@ -1,8 +1,6 @@
 """AttendOut under fairseq: it trains and says so, and its defender is a plain training, under any optimizer and
 precision."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

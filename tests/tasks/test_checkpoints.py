@@ -1,7 +1,5 @@
 """Checkpoints go both ways between stock fairseq and AD-DROP, and a foreign pickle in one is not run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The contract of every method under fairseq: nothing to do is stock training, evaluation is stock, detaching restores,
 and a training that is killed ends bit for bit where one that nobody disturbed does."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from pathlib import Path

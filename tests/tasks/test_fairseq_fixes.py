@@ -1,7 +1,5 @@
 """Repairs of fairseq: a resumed training's batches and patience, a half-made last checkpoint, numpy 2, the log."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

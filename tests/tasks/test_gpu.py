@@ -1,7 +1,5 @@
 """Mixed precision on a GPU: AD-DROP and AttendOut train, no probe falls back, and what it makes translates."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Encoders behind the real `fairseq-train`: the loss curve, the metrics, and what becomes of a trained one."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """Models that give something else than (B, T, V) or (B, C) logits: what of it is attributed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

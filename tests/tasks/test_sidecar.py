@@ -1,7 +1,5 @@
 """A method's state in the checkpoint or beside it: written whole, and named where it is damaged or another's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

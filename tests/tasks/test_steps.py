@@ -1,7 +1,5 @@
 """Tasks in this process: R-Drop's loss, what is logged, how long a training is."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from pathlib import Path

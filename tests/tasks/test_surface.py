@@ -1,7 +1,5 @@
 """The surface that a user sees: logs, fairseq's options, hydra, and other tasks made regularized in three lines."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

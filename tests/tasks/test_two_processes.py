@@ -1,7 +1,5 @@
 """Two processes with half the batch each are one process with the whole batch; AttendOut in two stays in step."""
 
-from __future__ import annotations
-
 import random
 import shlex
 import signal

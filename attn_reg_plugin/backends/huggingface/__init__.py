@@ -5,8 +5,6 @@ until the site has something to do, and so does our mask function, so an idle si
 Families that call no interface (DeBERTa, MPNet) are reached by `ordinary`; each is a file of this folder.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """The attention functions that open sites of transformers models run, and what is put into their modules meanwhile."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import lru_cache, partial

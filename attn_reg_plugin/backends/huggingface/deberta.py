@@ -6,8 +6,6 @@ queries as well as keys: the row of a padded query has no valid key, and is unif
 Where padding comes first, a classifier reads such a row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Real tokens and gold labels, read off the arguments of a transformers model's forward."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

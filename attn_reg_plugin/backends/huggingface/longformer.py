@@ -6,8 +6,6 @@ are two calls of one site: the first over (B, H, T, T), in which only windows an
 attention does; one that has nothing to do runs Longformer's own code.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Attention of a transformers model as its modules show it: which is causal, and which cannot be reached."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

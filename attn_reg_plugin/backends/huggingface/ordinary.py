@@ -5,8 +5,6 @@ by `computes` for the class of the attention; its method is replaced while a sit
 transformers' models is imported for this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NoReturn
 

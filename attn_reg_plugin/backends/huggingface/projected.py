@@ -4,8 +4,6 @@ Encoders made after BERT (MegatronBERT, RemBERT, RoFormer; MPNet, with a bias by
 decoders made after BART (LED's decoder, MVP, TrOCR, XGLM), for self and cross attention, with keys of a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 With permutation masks both streams run the same attention: the site has a mask for each of its two calls.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

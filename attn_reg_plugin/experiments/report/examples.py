@@ -5,8 +5,6 @@ Pearson's correlation of products. Such scores of many draws are one product of 
 anew.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

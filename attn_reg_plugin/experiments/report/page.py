@@ -3,8 +3,6 @@
 The page has no script and loads nothing. Pictures are SVG inside it; wide tables scroll in a box of their own.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

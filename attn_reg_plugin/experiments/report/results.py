@@ -1,7 +1,5 @@
 """The runs of an experiment as a table and a page look at them: scores, examples, time, and what their logs hold."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`attn-reg report`: a page of experiments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The table of an experiment: a row a method, means over seeds; for json, Markdown, the terminal and HTML."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """The commands of a comparison, tried before anything is written, so that what they would refuse is reported first."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -4,8 +4,6 @@ fairseq's own parsers read it, its task is set up, and the model is built withou
 torch's meta device).
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

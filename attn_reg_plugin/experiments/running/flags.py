@@ -6,8 +6,6 @@ Texts become such mappings where a user gives them, and mappings become texts wh
 nothing is parsed.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

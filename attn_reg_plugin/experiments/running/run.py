@@ -8,8 +8,6 @@ predictions/     of labelled text: SUBSET.tsv, a line `prediction<TAB>gold` per 
 translations/    SUBSET.LANGUAGE and SUBSET.references.LANGUAGE, a line per sentence
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

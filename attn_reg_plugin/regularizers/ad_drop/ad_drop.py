@@ -6,8 +6,6 @@ attributions form the candidate discard region, of which each is dropped with pr
 runs with the mask. Cross-tuning alternates with plain epochs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Cross-tuning (AD-DROP): plain fine-tuning and AD-DROP take turns."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -3,8 +3,6 @@
 Scaling A by α scales O by α, so each pass runs the model with the outputs of some attentions scaled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor

@@ -6,8 +6,6 @@ and, where a framework's face supplies them, `targets` (gold labels), `token_mas
 labels of the first.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """AttendOut's defender (D-Net): a copy of the model that is trained beside it, without the generator's masks."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping

@@ -22,8 +22,6 @@ its masks are drawn from, and multiplied by r_t - b once that is known. The grad
 that of the rows that were looked up.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

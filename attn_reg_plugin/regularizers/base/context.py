@@ -3,8 +3,6 @@
 `Supplied` comes before the forwards of a batch, `Training` once, before the first update.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

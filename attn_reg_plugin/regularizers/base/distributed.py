@@ -1,7 +1,5 @@
 """Several data-parallel ranks, each with a share of the batch; everything is a no-op in a single one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The options of a method: each declared once, with its help, choices and range, and all checked in one place."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import numbers

@@ -1,7 +1,5 @@
 """Reading a model's outputs: logits, log-likelihoods or scores, wherever they are, and the tokens that count."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@
 - hydra prints two lines among the translations of `fairseq-generate`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from types import SimpleNamespace

@@ -6,8 +6,6 @@ as attributes of a function, `should_stop_early`; here these go into the checkpo
 whole and copies it to the other names byte by byte, so that a kill may leave half of `checkpoint_last.pt`.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

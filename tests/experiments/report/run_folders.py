@@ -1,7 +1,5 @@
 """Folders as `attn-reg compare` and `attn-reg finetune` leave them, without any training."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores of examples drawn anew, and the intervals of differences, against literal evaluations of both."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`attn-reg report OUT...`: the runs in folders, what is on the page, and that it opens in a browser."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -13,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("matplotlib")
 
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.report.curves import limits, mean_curve

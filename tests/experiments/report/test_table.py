@@ -1,7 +1,5 @@
 """The table: means over seeds, times, what is marked, and its forms."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

@@ -1,7 +1,5 @@
 """Folders of runs: their settings, what is refused, how commands fail, how they and fairseq-train's logs are read."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import json

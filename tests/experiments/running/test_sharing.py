@@ -1,7 +1,5 @@
 """Several processes on one comparison: every run is done once, by one at a time, and what a killed one left is done."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Cross-tuning: which epochs and updates are regularized."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

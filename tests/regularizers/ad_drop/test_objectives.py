@@ -1,7 +1,5 @@
 """Objectives, each against its sum written out."""
 
-from __future__ import annotations
-
 import logging
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """AD-DROP's probe and masks: what falls back, what is counted, what is drawn, and in which precision."""
 
-from __future__ import annotations
-
 import random
 from contextlib import nullcontext
 
@@ -237,7 +235,8 @@ def test_under_autocast_every_parameter_has_its_gradient_and_attributions_are_fp
 @pytest.mark.slow
 def test_candidates_of_both_probes_agree_on_97_percent() -> None:
     """A BERT of the base shape, 12 layers 768 wide, and sentences of 32 to 64 tokens."""
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     torch.manual_seed(1)
     config = transformers.BertConfig(vocab_size=1000, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = transformers.BertForSequenceClassification(config).train()

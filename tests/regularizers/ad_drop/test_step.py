@@ -1,7 +1,5 @@
 """AD-DROP's step against the paper's two passes over materialized attention maps."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

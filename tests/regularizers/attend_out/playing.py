@@ -1,7 +1,5 @@
 """AttendOut's game on tiny models: problems, a training to begin and an update of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

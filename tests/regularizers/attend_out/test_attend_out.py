@@ -1,7 +1,5 @@
 """AttendOut: equation 5 evaluated literally, the defender as a lone training, exact continuation."""
 
-from __future__ import annotations
-
 import copy
 import math
 

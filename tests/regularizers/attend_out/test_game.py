@@ -1,7 +1,5 @@
 """AttendOut's game: who is rewarded, drawn and copied, by hand; what counts for nothing, and what surrounds it."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """The generator's attention against the formula as it is written, layer by layer; folded or narrow, alone or shared."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A planted problem: the generator learns to drop the position that only training data make useful."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.loading import example

@@ -1,7 +1,5 @@
 """AttendOut in any loop of two processes: they stay in step, and equation 5 is that of the joined batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trainings of tiny transformers models, by one process or by two: what `test_two_processes.py` compares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Methods that act together do what each does alone; those that cannot are refused before anything is touched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """DeepSpeed's ZeRO in two processes: stages 1 and 2 give the weights of one process; stage 3 is refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers")
 pytest.importorskip("deepspeed")
 
 from tests.huggingface.processes import check, run_in_processes

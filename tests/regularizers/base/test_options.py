@@ -1,7 +1,5 @@
 """Every option of every method is held to its type and range, a state to its method; what statistics show."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

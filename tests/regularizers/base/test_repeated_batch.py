@@ -1,7 +1,5 @@
 """R-Drop and HiddenCut against literal evaluations of their losses; a batch of one's own, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from collections import UserDict
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An attention that runs several times in a forward: a tape, a mask and a draw for each of its calls."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

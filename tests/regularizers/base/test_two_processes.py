@@ -1,7 +1,5 @@
 """Models of which two processes have a copy (DDP) or shards (FSDP2): gradients and masks are those of one process."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-
-pytest.importorskip("transformers")
 
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.base.statistics import summary

@@ -1,7 +1,5 @@
 """The forward that a method sees before it happens, and may run by itself: its arguments, by name and copied."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections import UserDict

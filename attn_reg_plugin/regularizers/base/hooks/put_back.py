@@ -1,7 +1,5 @@
 """Contexts that leave nothing behind: buffers, random numbers, modes and dropout of a model are put back after them."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

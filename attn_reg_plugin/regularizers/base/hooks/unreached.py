@@ -5,8 +5,6 @@ or the selected attention does not run, as in an encoder whose outputs are given
 stands still.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Attaching and detaching: exceptions leave nothing, refusals change nothing, and masks act in training only."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The probe changes nothing of the model and its arguments, and a rehearsal says what is wrong at the start."""
 
-from __future__ import annotations
-
 import random
 from collections import OrderedDict
 from contextlib import contextmanager

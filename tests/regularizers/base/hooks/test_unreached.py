@@ -1,7 +1,5 @@
 """A regularizer that never acts says so once, and names attention that no forward calls; masks end with the update."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 
