@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attn_reg_plugin.checkpoints import load_state
 from attn_reg_plugin.regularizers import Combination, Outcome, Regularizer, build
 from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank, waits_for_gradients
+from attn_reg_plugin.regularizers.base.outputs import IGNORED
 from attn_reg_plugin.regularizers.base.statistics import quantities
 
 logger = logging.getLogger(__name__)
@@ -113,14 +114,22 @@ def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advic
         )
 
 
-def example_outcomes(log_probs: Tensor, targets: Tensor, known: Tensor) -> Outcome:
-    """Mean negative log-likelihood and share of right answers of each example, both (B,).
+def example_outcomes(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Outcome:
+    """Mean negative log-likelihood of each example and share of right answers; of regression, ± the squared error.
 
     Args:
-        log_probs: (B, C) or (B, T, V).
-        targets: (B,) or (B, T).
-        known: whether a target counts, bool, shaped as they are.
+        logits: or log-probabilities, (B, C) or (B, T, V); of regression (B,) or (B, C).
+        targets: (B,) or (B, T); in regression of a floating-point type, shaped as the logits or (B,).
+        known: whether a target counts, bool, shaped as they are; by default, where it isn't -100.
+
+    Returns:
+        Loss and metric, both (B,).
     """
+    if targets.is_floating_point():
+        errors = (logits.float().reshape(len(logits), -1) - targets.float().reshape(len(logits), -1)).square().sum(-1)
+        return Outcome(errors, -errors)
+    known = targets != IGNORED if known is None else known
+    log_probs = logits.float().log_softmax(-1)  # of log-probabilities: themselves
     labels = targets.masked_fill(~known, 0)
     losses = -log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0.0)
     right = (log_probs.argmax(-1) == labels) & known

@@ -28,11 +28,10 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.configuration import setting
-from attn_reg_plugin.labelled.encoding import IGNORED
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, tag_codes
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
-from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
 from attn_reg_plugin.regularizers.base.context import Outcome
+from attn_reg_plugin.regularizers.base.outputs import IGNORED, logits_of
 
 #: a logging output's keys: the predictions; and the metrics that they are for, as KIND/NAME
 ROWS, WANTED = "predictions", "metric:"
@@ -88,10 +87,7 @@ class LabelledCriterion(FairseqCriterion):
         The score is the share of right labels; of a regression it is minus the loss.
         """
         target, logits = self.read(model, sample)
-        if self.labelled.kind == REGRESSION:
-            losses = self.losses(logits, target)
-            return Outcome(losses, -losses)
-        return example_outcomes(logits.log_softmax(-1), target, target != IGNORED)
+        return example_outcomes(logits, target.float() if self.labelled.kind == REGRESSION else target)
 
     # -- fairseq's side ---------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def write_predictions(run: Path, source: str, subsets: Sequence[str], cpu: bool)
 
 def _lines(task: LabelledTask, logits: Sequence[np.ndarray], golds: Sequence[Any]) -> Iterator[str]:
     """The lines below the header."""
-    from attn_reg_plugin.labelled.encoding import IGNORED
+    from attn_reg_plugin.regularizers.base.outputs import IGNORED
 
     names = task.labels or ()
     for row, gold in zip(logits, golds, strict=True):

@@ -16,9 +16,9 @@ from transformers import Trainer
 from attn_reg_plugin.backends.huggingface.inputs import decoder_ids, described, transformers_model
 from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
-from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED, logits_of
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation, same_randomness
+from attn_reg_plugin.regularizers.base.outputs import logits_of
 from attn_reg_plugin.regularizers.base.repeated_batch import tensors_in
 
 #: keys of a dictionary of evaluation sets that `valid` means
@@ -92,7 +92,7 @@ class TrainerProblem:
 
 
 def example_losses(outputs: Any, targets: Tensor) -> Outcome | None:
-    """`example_outcomes`, or each example's squared error.
+    """The `example_outcomes`.
 
     Args:
         outputs: of a model, with logits (B, C) or (B, T, V); (B, 1) for regression.
@@ -102,14 +102,14 @@ def example_losses(outputs: Any, targets: Tensor) -> Outcome | None:
         None where outputs and targets do not fit together so.
     """
     try:
-        logits = logits_of(outputs).float()
+        logits = logits_of(outputs)
     except ValueError:
         return None
     if logits.dim() == 2 and logits.size(1) == 1 and targets.numel() == logits.size(0):
-        return Outcome((logits.squeeze(1) - targets.reshape(-1).float()) ** 2)
+        return example_outcomes(logits, targets.float())
     if targets.is_floating_point() or targets.shape != logits.shape[:-1]:
         return None
-    return example_outcomes(logits.log_softmax(-1), targets, targets != IGNORED)
+    return example_outcomes(logits, targets)
 
 
 def reward_data(trainer: Trainer, subset: str) -> tuple[Any, range, Callable]:

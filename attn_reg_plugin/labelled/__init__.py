@@ -6,7 +6,7 @@ here, makes a fairseq dataset of the rows.
 
 # ruff: noqa: F401  the names are the room's
 from attn_reg_plugin.labelled.corruption import AT_EVALUATION, Corruption
-from attn_reg_plugin.labelled.encoding import IGNORED, Encoded, encode, load_tokenizer, longest_input
+from attn_reg_plugin.labelled.encoding import Encoded, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.reading import find_split, is_hub, read_file, read_split, with_labels
 from attn_reg_plugin.labelled.sampling import Sampling, sample_of

@@ -17,8 +17,9 @@ import torch
 from fairseq.data import FairseqDataset, data_utils
 from torch import Tensor
 
-from attn_reg_plugin.labelled.encoding import IGNORED, Encoded
+from attn_reg_plugin.labelled.encoding import Encoded
 from attn_reg_plugin.labelled.task_table import MULTIPLE_CHOICE, REGRESSION, TAGGING
+from attn_reg_plugin.regularizers.base.outputs import IGNORED
 
 
 class LabelledDataset(FairseqDataset):

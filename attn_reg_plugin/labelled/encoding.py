@@ -16,7 +16,7 @@ import numpy as np
 from attn_reg_plugin.files import reason_of
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.task_table import TAGGING, LabelledTask
-from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED
+from attn_reg_plugin.regularizers.base.outputs import IGNORED
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.files import reason_of
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
-from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
+from attn_reg_plugin.regularizers.base.outputs import logits_of
 
 if TYPE_CHECKING:  # fairseq loads this file with every --user-dir, and translation does not need transformers
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -59,7 +59,7 @@ class FairseqProblem:
         else:
             log_probs = adaptive_log_probabilities(softmax, outputs[0])
         target = sample["target"].view(log_probs.shape[:-1])
-        real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else torch.ones_like(target).bool()
+        real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else None
         return example_outcomes(log_probs, target, real)
 
     def tokens(self, inputs: dict[str, Any]) -> dict[str, Tokens]:

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import torch
 from fairseq.tasks import register_task
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from torch import nn
 
 from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome
-from attn_reg_plugin.regularizers.ad_drop.objectives import logits_of
+from attn_reg_plugin.regularizers.base.outputs import logits_of
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 
 AttnRegSentencePredictionConfig = with_attn_reg(SentencePredictionConfig)
@@ -22,12 +21,8 @@ class AttnRegSentencePredictionTask(AttnRegTask, SentencePredictionTask):
     def example_outcomes(self, model: nn.Module, sample: dict[str, Any]) -> Outcome:
         """Return loss and score of each example, both (B,), through the classification head."""
         head = {"features_only": True, "classification_head_name": self.cfg.classification_head_name}
-        logits = logits_of(model(**sample["net_input"], **head)).float()
-        if self.cfg.regression_target:
-            losses = (logits.reshape(len(logits), -1) - sample["target"].float().reshape(len(logits), -1)).square()
-            return Outcome(losses.sum(-1), -losses.sum(-1))
-        target = sample["target"].view(-1)
-        return example_outcomes(logits.log_softmax(-1), target, torch.ones_like(target).bool())
+        target = sample["target"].float() if self.cfg.regression_target else sample["target"].view(-1)
+        return example_outcomes(logits_of(model(**sample["net_input"], **head)), target)
 
 
 print_flags_if_asked("attn_reg_sentence_prediction", AttnRegSentencePredictionConfig)

@@ -19,8 +19,9 @@ from attn_reg_plugin.experiments.running import checks
 from attn_reg_plugin.experiments.running import run as runs_module
 from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.experiments.trained import Trained
-from attn_reg_plugin.labelled import IGNORED, REGRESSION, TAGGING, LabelledTask, read_split
+from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, read_split
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
+from attn_reg_plugin.regularizers.base.outputs import IGNORED
 from tests.commands.conftest import fine_tuning_of as parsed
 from tests.experiments.starting import task_of
 from tests.models.hf_folders import make_encoder, make_mnli, make_toy

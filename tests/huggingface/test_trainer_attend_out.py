@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_reg_plugin.huggingface.attend_out import TrainerProblem, reward_data
+from attn_reg_plugin.huggingface.attend_out import TrainerProblem, example_losses, reward_data
 from attn_reg_plugin.regularizers import AttendOut, Outcome
 from tests.attention.tiny_model import Around
 from tests.backends.huggingface_models import batch, build
@@ -78,6 +78,12 @@ def test_losses_of_examples(tmp_path: Path, name: str, around: bool) -> None:
     assert ((outcome.metric >= 0) & (outcome.metric <= 1)).all()
     one_by_one = problem._one_by_one(model, inputs).loss.tolist()
     assert one_by_one == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_regression_is_rewarded_by_its_squared_error() -> None:
+    logits, targets = torch.randn(3, 1), torch.tensor([1, 0, 4])
+    outcome = example_losses({"logits": logits}, targets)
+    assert torch.equal(outcome.loss, (logits[:, 0] - targets) ** 2) and torch.equal(outcome.metric, -outcome.loss)
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])

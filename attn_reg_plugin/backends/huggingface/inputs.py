@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_reg_plugin.regularizers.ad_drop.objectives import IGNORED
+from attn_reg_plugin.regularizers.base.outputs import IGNORED
 
 
 def described(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
