@@ -156,9 +156,14 @@ def recomputed(calls: list[AttentionCall], pending: bool = True) -> AttentionCal
     return call
 
 
-def derived(seed: int, call: int) -> int:
-    """Return the seed of a site's call: `seed` for the first, another for each further one. Draws nothing."""
-    return (seed + call * 0x9E3779B97F4A7C15) % 2**62
+def generator_of(seed: int, call: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return the random numbers of a site's call: those of `seed` for the first, others for each further one."""
+    return torch.Generator(device).manual_seed((seed + call * 0x9E3779B97F4A7C15) % 2**62)
+
+
+def drops(p: float, seed: int, call: int) -> bool:
+    """Whether a call is dropped, with probability p; torch's global generator is left alone."""
+    return bool(torch.rand((), generator=generator_of(seed, call), device="cpu") < p)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def _regularized(site: AttentionSite | AttentionCall, inputs: Inputs) -> Tensor:
     keep = call.keep_mask((*inputs.query.shape[:-1], keys), valid, inputs.query.device)
     if call.request.look is not None:
         with torch.no_grad():
-            call.request.look(call, _weights(inputs, keep), valid)
+            call.request.look(call, attention_weights(inputs, keep), valid)
     return call.scaled(_attend(inputs._replace(dropout_p=call.total_dropout(inputs.dropout_p)), keep), keys, valid)
 
 
@@ -132,27 +132,11 @@ def uniform_attention(value: Tensor, valid: Tensor | None, queries: int) -> Tens
     return output.expand(*value.shape[:-2], queries, value.size(-1))
 
 
-def attention_weights(
-    query: Tensor,
-    key: Tensor,
-    *,
-    valid: Tensor | None = None,
-    keep: Tensor | PackedMask | None = None,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-    sink: Tensor | None = None,
-) -> Tensor:
-    """The attention map A = softmax(QKᵀ), materialized; arguments as in `regularized_attention`.
+def attention_weights(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
+    """The attention map A = softmax(QKᵀ), materialized: (B, H, T, S) in the query's dtype, softmax in fp32.
 
-    Returns:
-        (B, H, T, S) in the query's dtype, softmax in fp32. Rows without a valid key are zero; a sink's column is left
-        out.
+    Rows without a valid key are zero; a sink's column is left out.
     """
-    packed = PackedMask.of(keep, valid) if isinstance(keep, Tensor) else keep
-    return _weights(Inputs(query, key, key, valid, scale=scale, bias=bias, sink=sink), packed)
-
-
-def _weights(inputs: Inputs, keep: PackedMask | None = None) -> Tensor:
     live, mask, empty = _live(inputs, keep)
     query, key, bias = live.query, live.key, live.bias
     scores = (query @ key.transpose(-1, -2)) * (query.size(-1) ** -0.5 if inputs.scale is None else inputs.scale)
@@ -209,7 +193,9 @@ def _attend(inputs: Inputs, keep: PackedMask | None = None, *, probing: bool = F
 
 def _attend_saving_bits(live: Inputs, mask: PackedMask) -> Tensor:
     """Fused attention that keeps the mask's bits for its backward instead of the kernel's map of zeros and -inf."""
-    keys, dead, dtype, bias = mask.keys, mask.dead, live.query.dtype, live.bias
+    keys, dead, bias, device = mask.keys, mask.dead, live.bias, live.query.device.type
+    # autocast would cast a map of another dtype, and keep the copy
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else live.query.dtype
 
     def additive(bits: Tensor, bias: Tensor | None) -> Tensor:
         scores = unpack_bits(bits, keys, dtype)
@@ -267,7 +253,7 @@ def _record(tape: Tape, inputs: Inputs) -> Tensor:
     if tape.needs_weights:
         if tape.weights is None:
             with torch.no_grad():
-                tape.weights = _weights(inputs)
+                tape.weights = attention_weights(inputs)
         # drawn anew in every pass, from the same generator state: the same map after dropout
         dropped = F.dropout(tape.weights, inputs.dropout_p)
         if tape.dropped_weights is None:

@@ -164,7 +164,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def _bytes_unpacked(dtype: torch.dtype, device: torch.device) -> Tensor:
     kept = (torch.arange(256, device=device).unsqueeze(-1) >> torch.arange(8, device=device)) % 2 == 1
-    return kept if dtype == torch.bool else kept.to(dtype).log()
+    return kept if dtype == torch.bool else torch.zeros_like(kept, dtype=dtype).masked_fill(~kept, -math.inf)
 
 
 def unpack_bits(packed: Tensor, size: int, dtype: torch.dtype = torch.bool) -> Tensor:

@@ -66,7 +66,7 @@ def multihead_attention(
     dropout_p = module.dropout_module.p if module.dropout_module.training else 0.0
     output = regularized_attention(q, k, v, site=call, dropout_p=dropout_p, **shared)
     output, weights = module.out_proj(output.permute(2, 0, 1, 3).flatten(2)), None
-    if (need_weights or need_head_weights) and call.tape is None and not call.uniform:
+    if (need_weights or need_head_weights) and call.tape is None:
         weights = weights_of(call, q, k, **shared)
         weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
     return output, weights

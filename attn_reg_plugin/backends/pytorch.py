@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall
-from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
+from attn_reg_plugin.attention.functional import Inputs, attention_weights, regularized_attention
+from attn_reg_plugin.attention.masks import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite
 
 CROSS = re.compile(r"cross|encoder_attn|src_attn|enc_dec|encdec|memory", re.IGNORECASE)
@@ -133,13 +134,13 @@ def merged_masks(masks: Iterable[Tensor | None], query: Tensor) -> tuple[Tensor 
 
 
 def weights_of(call: AttentionCall, query: Tensor, key: Tensor, **shared: Any) -> Tensor:
-    """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `attention_weights`'."""
+    """The weights of a call as its mask leaves them, (B, H, T, S), before dropout; `shared` as `Inputs`' fields."""
     keep = None
     if call.uniform:
-        keep = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device)
+        keep = PackedMask.of(torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=query.device), shared["valid"])
     elif call.tape is None:
         keep = call.keep_mask((*query.shape[:-1], key.size(-2)), shared["valid"], query.device)
-    return attention_weights(query, key, keep=keep, **shared)
+    return attention_weights(Inputs(query, key, key, **shared), keep)
 
 
 def multihead_attention(

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.base.drawn import kept_at_random
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 
 
@@ -58,7 +56,7 @@ class AttentionDropout(Regularizer):
 
     def before_forward(self, forward: Forward) -> None:
         """Tell each site its p, or how its mask is drawn."""
-        scores = {"sampler": self.sampler(partial(_bernoulli, self.p))} if self.where == "scores" else {}
+        scores = {"sampler": self.sampler(partial(kept_at_random, self.p))} if self.where == "scores" else {}
         for site in self.attached_sites:
             site.ask(**(scores or {"weights_dropout": self.p}))
 
@@ -68,9 +66,3 @@ class AttentionDropout(Regularizer):
             calls = len(site.calls.made)
             if calls and site.request.weights_dropout > 0:
                 self.count_share([site], self.p * calls, calls)
-
-
-def _bernoulli(p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
-    """A keep mask (B, H, T, S)."""
-    keep = torch.empty(shape, dtype=torch.bool, device=generator.device).bernoulli_(1.0 - p, generator=generator)
-    return keep if valid is None else keep & valid

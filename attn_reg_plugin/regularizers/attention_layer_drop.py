@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from attn_reg_plugin.attention.calls import derived
+from attn_reg_plugin.attention.calls import drops
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
@@ -45,18 +45,12 @@ class AttentionLayerDrop(Regularizer):
         return self.p > 0
 
     def before_forward(self, forward: Forward) -> None:
-        """Draw the sites to drop; further calls of a site draw for themselves, recomputed ones stay as they were."""
+        """Draw a seed for each site; its calls draw from it, recomputed ones stay as they were."""
         sites = self.attached_sites
-        draws = torch.rand(len(sites), dtype=torch.float32)
-        seeds = draws.view(torch.int32).tolist()
-        for site, dropped, seed in zip(sites, (draws < self.p).tolist(), seeds, strict=True):
-            site.ask(uniform=partial(self._draw, site, dropped, seed))
+        for site, seed in zip(sites, torch.randint(2**62, (len(sites),)).tolist(), strict=True):
+            site.ask(uniform=partial(self._draw, site, seed))
 
-    def _draw(self, site: AttentionSite, first: bool, seed: int, call: int) -> bool:
-        """Whether a call is dropped; torch's global generator is left alone, which recomputation repeats."""
-        dropped = first
-        if call:
-            generator = torch.Generator().manual_seed(derived(seed, call))
-            dropped = bool(torch.rand((), generator=generator, device="cpu") < self.p)
+    def _draw(self, site: AttentionSite, seed: int, call: int) -> bool:
+        dropped = drops(self.p, seed, call)
         self.count_share([site], float(dropped))
         return dropped

@@ -10,6 +10,7 @@ P the prediction of the whole pass and Q that of the cut one (equations 4 to 6 w
 Lengths, rounding and the shortening of a span at the end are those of the authors' code.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task
+from attn_reg_plugin.attention.calls import AttentionCall, generator_of, graph_task
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.attention.tokens import existing_keys
@@ -95,21 +96,11 @@ class HiddenCut(SeveralPasses):
                     "layer's feed-forward network, so nothing was cut there; choose other sites"
                 )
 
-    def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
-        """JS(P, Q) of each item."""
-        first, second = passes
-        return (first - second) ** 2 if regression else jensen_shannon(first, second)
-
-
-def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """½ [KL(P ‖ M) + KL(Q ‖ M)] with M = ½ (P + Q), of each position, in fp32; at most log 2.
-
-    Args:
-        first, second: (..., C) logits or log-probabilities.
-    """
-    first, second = first.float().log_softmax(-1), second.float().log_softmax(-1)
-    middle = torch.logaddexp(first, second) - torch.log(torch.tensor(2.0))
-    return (first.exp() * (first - middle) + second.exp() * (second - middle)).sum(-1) / 2
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """JS(P, Q) of each item, at most log 2."""
+        first, second = first.log_softmax(-1), second.log_softmax(-1)
+        middle = torch.logaddexp(first, second) - math.log(2.0)
+        return (first.exp() * (first - middle) + second.exp() * (second - middle)).sum(-1) / 2
 
 
 def drawn_spans(received: Tensor, real: Tensor, cut: float, top: float, generator: torch.Generator) -> Tensor:
@@ -159,7 +150,7 @@ class Spans:
         rows, _, _, keys = weights.shape
         real = existing_keys(valid, (rows, keys), weights.device)
         received = (weights.float() * real[:, None, :, None]).sum(2).mean(1)  # not what padding attends to
-        generator = torch.Generator(weights.device).manual_seed(derived(self.seed, call.index))
+        generator = generator_of(self.seed, call.index, weights.device)
         spans = drawn_spans(received, real, self.cut, self.top, generator)
         spans[: rows - rows // self.passes] = False
         self.drawn[call.index] = spans
@@ -180,7 +171,7 @@ class Cutter(StandIn):
         Raises:
             RuntimeError: the output has another shape.
         """
-        outputs = self._inner(*args, **kwargs)
+        outputs = self.inner(*args, **kwargs)
         site, spans, call = self.site, self.site.request.look, self.site.calls.current
         if not isinstance(spans, Spans) or call is None:
             return outputs

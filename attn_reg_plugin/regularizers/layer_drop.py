@@ -8,7 +8,7 @@ the residual path. Nothing is rescaled, and in evaluation every layer runs. fair
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attn_reg_plugin.attention.calls import AttentionCall, derived, graph_task, recomputed
+from attn_reg_plugin.attention.calls import AttentionCall, drops, graph_task, recomputed
 from attn_reg_plugin.attention.requests import LayerPlan, Request
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
@@ -82,10 +82,8 @@ class LayerDrop(Regularizer):
 
     def _left_out(self, seed: int, sites: list[AttentionSite], call: int) -> bool:
         """Whether a layer is left out of its call number `call`, counted for the sites that it has then."""
-        generator = torch.Generator().manual_seed(derived(seed, call))
-        left_out = bool(torch.rand((), generator=generator, device="cpu") < self.p)
-        for site in sites:
-            self.count_share([site], float(left_out))
+        left_out = drops(self.p, seed, call)
+        self.count_share(sites, float(left_out))
         return left_out
 
 
@@ -118,7 +116,6 @@ class Layer(StandIn):
     kinds: list[list[AttentionSite]]
     model: nn.Module = field(repr=False)
     calls: list[LayerCall] = field(default_factory=list, repr=False)
-    _inner: Callable[..., Any] | None = field(default=None, repr=False)
     _replaced: Any = field(default=None, repr=False)
     _plan: LayerPlan | None = field(default=None, repr=False)
     _task: int = field(default=-1, repr=False)
@@ -150,7 +147,7 @@ class Layer(StandIn):
             RuntimeError: the layer changes the shape of its states, so it can't be left out.
         """
         if self.lead.request.layer is None or not self.module.training:
-            return self._inner(*args, **kwargs)
+            return self.inner(*args, **kwargs)
         states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
         call = self._call()
         if call is None or not call.uniform:
@@ -169,7 +166,7 @@ class Layer(StandIn):
         """Run it, and learn whether it gives anything but states, and how often its attentions run."""
         first = call is not None and graph_task() == self._task  # a recomputed call counts no others
         before = {site: site.calls.count for site in self._here(call.index) if site.active} if first else {}
-        outputs = self._inner(*args, **kwargs)
+        outputs = self.inner(*args, **kwargs)
         self._times.update({site: site.calls.count - count for site, count in before.items()})
         parts = (outputs,) if isinstance(outputs, Tensor) else outputs
         fits = isinstance(parts, tuple | list) and parts and isinstance(parts[0], Tensor) and states is not None

@@ -42,19 +42,7 @@ class RDrop(SeveralPasses):
         """Always, unless its weight is 0."""
         return self.weight > 0
 
-    def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
-        """½ [KL(P1 ‖ P2) + KL(P2 ‖ P1)] of each item."""
-        first, second = passes
-        return (first - second) ** 2 if regression else symmetric_divergence(first, second)
-
-
-def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """½ [KL(P1 ‖ P2) + KL(P2 ‖ P1)] of each position, in fp32.
-
-    Both sums together are Σ (P1 − P2)(log P1 − log P2), at least 0 up to round-off.
-
-    Args:
-        first, second: (..., C) logits or log-probabilities.
-    """
-    first, second = first.float().log_softmax(-1), second.float().log_softmax(-1)
-    return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """½ [KL(P1 ‖ P2) + KL(P2 ‖ P1)] of each item: Σ (P1 − P2)(log P1 − log P2) / 2, 0 or more up to round-off."""
+        first, second = first.log_softmax(-1), second.log_softmax(-1)
+        return ((first.exp() - second.exp()) * (first - second)).sum(-1) / 2

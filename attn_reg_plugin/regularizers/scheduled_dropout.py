@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attn_reg_plugin.attention.selection import SiteSelector
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
+from attn_reg_plugin.regularizers.base.drawn import kept_at_random
 from attn_reg_plugin.regularizers.base.hooks.attachment import Attachment
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.hooks.put_back import without_gradients
@@ -324,7 +325,7 @@ class ScheduledDropout(Timed):
         drop = self.drop_probabilities()
         for site in self.attached_sites:
             if drop[site.name] > 0:
-                site.ask(sampler=self.sampler(partial(_bernoulli, drop[site.name]), alone=True))
+                site.ask(sampler=self.sampler(partial(kept_at_random, drop[site.name], heads=1), alone=True))
 
     def rehearse(self, forward: Forward) -> None:
         """Run the forward once through regularized attention in which nothing is dropped yet."""
@@ -334,10 +335,3 @@ class ScheduledDropout(Timed):
             site.ask(keep=torch.ones((1, 1, 1, 1), dtype=torch.bool, device=forward.device))
         with without_gradients():
             forward.run()
-
-
-def _bernoulli(drop: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator) -> Tensor:
-    """A keep mask (B, 1, T, S) for all heads."""
-    keep = torch.empty((shape[0], 1, *shape[2:]), dtype=torch.bool, device=generator.device)
-    keep.bernoulli_(1.0 - drop, generator=generator)
-    return keep if valid is None else keep & valid

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.ad_drop.objectives import Objective, scale_against_underflow
+from attn_reg_plugin.regularizers.ad_drop.objectives import Objective
 
 NEED_NO_PREDICTION = (
     "use --attn-reg attention_layer_drop or scheduled_dropout, or --ad-drop-attribution random, which need none"
@@ -49,14 +49,11 @@ class FairseqObjective:
             shares = (torch.log_softmax(logits.float(), -1) * targets).sum(-1)  # of each label, (B, T, V)
             return (shares * inputs["token_mask"]).sum()
         try:
-            objective = self.objective(logits, inputs)
+            return self.objective(logits, inputs)
         except ValueError as error:
             missing = self.labels == "gold" and targets is None
             advice = "--ad-drop-labels pseudo" if missing else NEED_NO_PREDICTION
             raise ValueError(f"{self.who}: {error} (on the command line, {advice})") from error
-        # the method reads the precision of its own scaling off outputs that have logits in the usual place
-        unread = isinstance(outputs, Mapping) and isinstance(logits, Tensor)
-        return scale_against_underflow(objective, logits.dtype) if unread else objective
 
     def _readable(self, outputs: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if isinstance(outputs, Mapping) and "word_ins" in outputs:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from attn_reg_plugin.attention.attribution import gradient_attribution
 from attn_reg_plugin.attention.calls import recording
-from attn_reg_plugin.attention.functional import attention_weights, regularized_attention
+from attn_reg_plugin.attention.functional import Inputs, attention_weights, regularized_attention
+from attn_reg_plugin.attention.masks import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.ad_drop.integrated import integrated_attribution
 from tests.attention.literal import causal, loop_attention, loop_weights, padding
@@ -94,7 +95,8 @@ def test_bias_scale_sink_and_weights(biased, sink, mask, kept):
     output = regularized_attention(query, key, value, site=asked_site(keep=KEEP[kept]), **options)
     expected = loop_attention(query, key, value, keep=KEEP[kept], **options)
     torch.testing.assert_close(output, expected)
-    weights = attention_weights(query, key, keep=KEEP[kept], **options)
+    keep = None if KEEP[kept] is None else PackedMask.of(KEEP[kept], VALID[mask])
+    weights = attention_weights(Inputs(query, key, key, **options), keep)
     torch.testing.assert_close(weights, loop_weights(query, key, keep=KEEP[kept], **options), rtol=1e-6, atol=1e-6)
     found, wanted = (
         torch.autograd.grad(result.square().sum(), learned, allow_unused=True, materialize_grads=True)

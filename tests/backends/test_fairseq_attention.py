@@ -108,6 +108,14 @@ def test_keeping_everything_is_stock_attention(case: tuple[str, bool], weights: 
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
 
 
+def test_a_dropped_attention_returns_the_uniform_weights() -> None:
+    module, site = attention(CASES[0][0])
+    with opened([site]):
+        site.ask(uniform=lambda call: True)
+        _, maps = module(**arguments(CASES[0][0], False), need_head_weights=True)
+    torch.testing.assert_close(maps, torch.full_like(maps, 1 / maps.size(-1)))
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_masked_attention_is_the_equation(case: tuple[str, bool]) -> None:
     """Each row softmaxes over what is kept; a row that loses everything is uniform over its valid keys."""

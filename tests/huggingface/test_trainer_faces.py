@@ -192,7 +192,7 @@ def test_the_divergence_is_divided_as_the_loss_is(tmp_path: Path, name: str, mon
     """
     one, two = losses(tmp_path, name, None, make("r_drop", weight=3.0))
     assert two == pytest.approx(2 * one, rel=1e-4)
-    monkeypatch.setattr(RDrop, "divergence", lambda self, passes, regression: torch.ones(len(passes[0])))
+    monkeypatch.setattr(RDrop, "divergence", lambda self, first, second: torch.ones(len(first)))
     low, high = losses(tmp_path, name, make("r_drop", weight=1.0), make("r_drop", weight=3.0))
     # of both batches together, or of each: bert's losses Trainer doesn't divide by the number of batches
     assert high - low == pytest.approx({"bert": 2 * 2.0, "llama": 2.0}[name], rel=1e-3)

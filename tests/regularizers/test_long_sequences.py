@@ -13,9 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attn_reg_plugin.attention import attribution as of_attribution
+from attn_reg_plugin.attention.calls import AttentionCall
+from attn_reg_plugin.attention.functional import regularized_attention
+from attn_reg_plugin.attention.masks import PackedMask
 from attn_reg_plugin.regularizers import build
 from tests.attention import tiny_model
-from tests.attention.tiny_model import TinyClassifier, TinyTranslator, loss_of, tokens
+from tests.attention.tiny_model import TinyClassifier, TinyTranslator, asked_site, loss_of, tokens
 from tests.regularizers.attend_out.playing import begin, update
 
 BATCH, HEADS, LENGTH = 2, 8, 32
@@ -70,6 +73,43 @@ def test_no_map_outlives_its_site(attribution: str, monkeypatch: pytest.MonkeyPa
     assert most_maps(3, None) == 0, "the fused kernel keeps none, so that those of a method show"
     few, many = (most_maps(layers, "ad_drop", attribution=attribution, p=0.5, q=0.5) for layers in (1, 4))
     assert 0 < many == few
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_keeps_bits_alone(dtype: torch.dtype) -> None:
+    """Also of queries in fp32, as rotary embeddings give them."""
+    query = torch.randn(BATCH, HEADS, LENGTH, 4, dtype=dtype, requires_grad=True)
+    site = asked_site(keep=torch.rand(BATCH, HEADS, LENGTH, LENGTH) < 0.5)
+    with torch.autocast("cpu", torch.bfloat16), Maps() as maps:
+        output = regularized_attention(query, query, query, site=site).sum()
+        assert maps.most and not maps.alive
+    output.backward()
+    assert query.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("ad_drop", {"cross_tuning": "off", "attribution": "random"}),
+        ("ad_drop", {"cross_tuning": "off", "attribution": "random", "unit": "token"}),
+        ("attention_dropout", {"where": "scores"}),
+        ("head_drop", {}),
+        ("scheduled_dropout", {"schedule": "drop encoder.self: 0:0.3"}),
+    ],
+)
+def test_masks_go_with_their_update(method: str, options: dict[str, str]) -> None:
+    """At once, and not when Python next collects cycles."""
+    model, counts = TinyClassifier().train(), []
+    with build(method, **options).attach(model) as regularizer:
+        gc.disable()
+        try:
+            for _ in range(4):
+                model(tokens([5, 3], 5)).sum().backward()
+                regularizer.end_update()
+                counts.append(sum(isinstance(one, PackedMask | AttentionCall) for one in gc.get_objects()))
+        finally:
+            gc.enable()
+    assert counts[1] == counts[3]
 
 
 def alive():

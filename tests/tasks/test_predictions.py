@@ -87,6 +87,8 @@ def test_f_of_inserted_words_is_that_of_their_logits() -> None:
     shares = torch.rand(2, 3, 5, generator=generator)
     outputs["word_ins"]["tgt"] = shares
     torch.testing.assert_close(objective(outputs, inputs), (chances * shares * mask[..., None]).sum())
+    outputs["word_ins"] |= {"out": logits.half(), "tgt": target}
+    torch.testing.assert_close(objective(outputs, inputs), (of_labels * mask).sum(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -27,7 +27,6 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     Objective,
     OfOutputs,
     PseudoLabels,
-    scale_against_underflow,
 )
 from attn_reg_plugin.regularizers.ad_drop.tokens import hide_tokens
 from attn_reg_plugin.regularizers.base import Preset, option, register
@@ -38,9 +37,11 @@ from attn_reg_plugin.regularizers.base.hooks.put_back import (
     without_dropout,
     without_gradients,
 )
-from attn_reg_plugin.regularizers.base.outputs import check_scalar, logits_dtype
+from attn_reg_plugin.regularizers.base.outputs import check_scalar
 from attn_reg_plugin.regularizers.base.statistics import Quantity
 
+#: F times a power of two: ranks do not change, tiny gradients survive in fp16
+AGAINST_UNDERFLOW = 1024.0
 UNITS = ("position", "token")
 ATTRIBUTIONS = ("gradient", "integrated", "attention", "random")
 TOKENS = {"unit": "token", "p": 0.1, "q": 0.6, "sites": "encoder.self", "cross_tuning": "off"}
@@ -163,7 +164,7 @@ class ADDrop(CrossTuned):
         batch, *shape = *tapes[0].output.shape[:-1], tapes[0].value.size(-2)
         valid = joined([tape.valid for tape in tapes], batch)
         if given[0] is None:  # ties would lose the same ones always
-            keep = torch.ones(len(calls) * batch, *shape, dtype=torch.bool, device=finite.device)
+            keep = torch.ones(len(calls) * batch, *shape, dtype=torch.bool, device=tapes[0].value.device)
         else:  # a non-finite probe falls back to a plain update, without waiting for the device
             with torch.autocast(finite.device.type, enabled=False):
                 attribution = torch.cat(given)
@@ -231,11 +232,8 @@ class ADDrop(CrossTuned):
             draw_again()
             with precision():
                 outputs = forward.run()
-            # gradients underflow in fp16, if any attention has computed in it
-            half = any(tape.value.dtype == torch.float16 for _, tape in self._recorded())
-            dtype = torch.float16 if half else logits_dtype(outputs)
             objective = check_scalar("the objective", self.objective(outputs, inputs), graph=False)
-            return scale_against_underflow(objective, dtype)
+            return objective * AGAINST_UNDERFLOW
 
         with ExitStack() as stack:
             put_back = stack.enter_context(unchanged(forward.model))

@@ -70,19 +70,14 @@ def first_pass_labels(inputs: Mapping[str, Any], what: str, choose: Callable[[],
 
 
 def likeliest(logits: Tensor, except_for: int | None = None) -> Tensor:
-    """argmax over the last dimension, (..., V) to (...), as if the column `except_for` were not there; no copy is made.
+    """argmax over the last dimension, (..., V) to (...), as if the column `except_for` were not there.
 
     Marian scores padding with 0, often above every real piece, although it is never a prediction.
     """
-    if except_for is None or not 0 <= except_for < logits.size(-1):
+    if except_for is None:
         return logits.argmax(-1)
-    if except_for == 0:
-        return logits[..., 1:].argmax(-1) + 1
-    before, after = logits[..., :except_for], logits[..., except_for + 1 :]
-    if not after.size(-1):
-        return before.argmax(-1)
-    (low, first), (high, second) = before.max(-1), after.max(-1)
-    return torch.where(high > low, second + except_for + 1, first)
+    first, second = logits.topk(2, -1).indices.unbind(-1)
+    return torch.where(first == except_for, second, first)
 
 
 def token_log_likelihood(
@@ -182,11 +177,6 @@ def _check_gold(logits: Tensor, gold: Tensor) -> None:
             f"the gold labels have the shape {tuple(gold.shape)}, which does not fit the logits' {tuple(logits.shape)};"
             " give labels that do, labels='pseudo', or an objective= of your own"
         )
-
-
-def scale_against_underflow(objective: Tensor, dtype: torch.dtype) -> Tensor:
-    """F times a power of two for fp16 models: ranks within a row do not change, tiny gradients survive."""
-    return objective * 1024.0 if dtype == torch.float16 else objective
 
 
 class OfOutputs:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import gradients_of
-from attn_reg_plugin.attention.calls import AttentionCall, derived, recording
+from attn_reg_plugin.attention.calls import AttentionCall, generator_of, recording
 from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.attention.tokens import TokenBias, existing_keys
@@ -129,11 +129,12 @@ def _tokens_at_random(
     method: ADDrop, stack: str, inputs: Any, seed: int, drawn: dict[Any, Tensor], call: AttentionCall, *told: Any
 ) -> Tensor:
     """A keep mask (B, 1, 1, S) of tokens drawn at random: the same one at all sites of a sequence."""
-    if call not in drawn:
+    key = call.site, call.index
+    if key not in drawn:
         (batch, *_, keys), valid, device = told
         among = candidate_tokens(existing_keys(valid, (batch, keys), device), stack, inputs)
-        generator = torch.Generator(device).manual_seed(derived(seed, call.index))
+        generator = generator_of(seed, call.index, device)
         score = torch.rand((batch, keys), generator=generator, device=device)
-        drawn[call] = hidden_tokens(score, among, method.p, method.q, generator=generator)
-        _count(method, [call.site], drawn[call], among)
-    return drawn[call]
+        drawn[key] = hidden_tokens(score, among, method.p, method.q, generator=generator)
+        _count(method, [call.site], drawn[key], among)
+    return drawn[key]

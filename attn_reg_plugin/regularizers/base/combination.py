@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.base.context import Supplied, Training
+from attn_reg_plugin.regularizers.base.context import Supplied
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.registry import build
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 from attn_reg_plugin.regularizers.base.statistics import Quantity
+
+
+def _told(event: str) -> Callable[..., None]:
+    """An event of which each method is told, and nothing else happens."""
+    return wraps(getattr(Regularizer, event))(lambda self, *args: self._tell(event, *args))
 
 
 class Combination(Regularizer):
@@ -34,31 +40,27 @@ class Combination(Regularizer):
             batch several times. Two that fill the same part of a site's request are refused on attaching.
     """
 
+    parts: Sequence[Regularizer] = ()
+
     def __init__(self, methods: Sequence[Regularizer]) -> None:
         self.name = "+".join(method.name for method in methods)
         check_together(methods)
-        self.methods = sorted(methods, key=lambda method: method.acts)
-        self.sites = next((method.sites for method in self.methods if method.needs_sites), Regularizer.sites)
+        self.parts = sorted(methods, key=lambda method: method.acts)
+        self.sites = next((method.sites for method in self.parts if method.needs_sites), Regularizer.sites)
         super().__post_init__()
-        for method in self.methods:
-            method.statistics, method.companions = self.statistics, self.methods
+        for method in self.parts:
+            method.statistics, method.companions = self.statistics, self.parts
 
     def __repr__(self) -> str:
-        return " + ".join(map(repr, self.methods))
+        return " + ".join(map(repr, self.parts))
 
-    @property
-    def parts(self) -> list[Regularizer]:
-        """The methods."""
-        return self.methods
-
-    @property
-    def needs_sites(self) -> bool:
-        """Whether any of them acts on attention."""
-        return any(method.needs_sites for method in self.methods)
+    needs_sites = property(lambda self: any(method.needs_sites for method in self.parts))
+    large_state = property(lambda self: any(method.large_state for method in self.parts))
+    begun = property(lambda self: any(method.begun for method in self.parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the names, and each method's options under its own."""
-        options = {method.name: method.to_dict() for method in self.methods}
+        options = {method.name: method.to_dict() for method in self.parts}
         for one in options.values():
             del one["method"]
         return {"method": self.name, **options}
@@ -67,21 +69,21 @@ class Combination(Regularizer):
 
     def attach(self, model: nn.Module) -> Combination:
         """As `Regularizer.attach`, of all of them or, on an error, of none: such as two that use the same of a site."""
-        if any(method._attachment is not None for method in self.methods):
+        if any(method._attachment is not None for method in self.parts):
             raise ValueError(f"{self.name} is attached already; detach() it first")
-        method = self.methods[0]
+        method = self.parts[0]
         try:
-            for method in self.methods:
+            for method in self.parts:
                 method.attach(model)
         except BaseException as error:
-            for attached in self.methods:
+            for attached in self.parts:
                 attached.detach()
             if isinstance(error, OptionError):
                 error.method = method.name
             raise
-        if any(method._trained_another(model) for method in self.methods):
+        if any(method._trained_another(model) for method in self.parts):
             self.begin_anew()
-        for method in self.methods:
+        for method in self.parts:
             method._begin_anew_on(model)
         return self
 
@@ -93,18 +95,18 @@ class Combination(Regularizer):
 
     def detach(self) -> None:
         """As `Regularizer.detach`."""
-        for method in reversed(self.methods):
+        for method in reversed(self.parts):
             method.detach()
 
     @property
     def model(self) -> nn.Module:
         """The attached model."""
-        return self.methods[0].model
+        return self.parts[0].model
 
     @property
     def attached_sites(self) -> list[AttentionSite]:
         """The sites of all of them, each once."""
-        return list(dict.fromkeys(site for method in self.methods for site in method.attached_sites))
+        return list(dict.fromkeys(site for method in self.parts for site in method.attached_sites))
 
     # -- what each of them hears ------------------------------------------------------------------------------------
 
@@ -128,24 +130,11 @@ class Combination(Regularizer):
         super().supply(supplied, **fields)
         self._tell("supply", self.supplied)
 
-    def bind(self, training: Training) -> None:
-        """Get to know the training."""
-        self._tell("bind", training)
-
-    def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
-        """Announce a training of so many updates and epochs."""
-        self._tell("begin_training", updates, epochs)
-
-    def unbind(self) -> None:
-        """Release the training."""
-        self._tell("unbind")
-
-    def forget_unfinished(self) -> None:
-        """Forget the forwards since the last update."""
-        self._tell("forget_unfinished")
+    bind, unbind = _told("bind"), _told("unbind")
+    begin_training, forget_unfinished = _told("begin_training"), _told("forget_unfinished")
 
     def _tell(self, event: str, *args: Any) -> None:
-        for method in self.methods:
+        for method in self.parts:
             getattr(method, event)(*args)
 
     # -- what they say together -------------------------------------------------------------------------------------
@@ -153,46 +142,36 @@ class Combination(Regularizer):
     @property
     def quantities(self) -> list[Quantity]:
         """Quantities of all methods, each once."""
-        return list(dict.fromkeys(quantity for method in self.methods for quantity in method.quantities))
+        return list(dict.fromkeys(quantity for method in self.parts for quantity in method.quantities))
 
     @property
     def by_round(self) -> tuple[Quantity, ...]:
         """Quantities of all methods' rounds."""
-        return tuple(quantity for method in self.methods for quantity in method.by_round)
-
-    @property
-    def large_state(self) -> bool:
-        """Whether any of them has one."""
-        return any(method.large_state for method in self.methods)
-
-    @property
-    def begun(self) -> bool:
-        """Whether any of them has a state worth keeping."""
-        return any(method.begun for method in self.methods)
+        return tuple(quantity for method in self.parts for quantity in method.by_round)
 
     @property
     def passes(self) -> int:
         """Passes of the method that has several."""
-        return max(method.passes for method in self.methods)
+        return max(method.passes for method in self.parts)
 
     def leaves_unused(self) -> bool:
         """Whether any of them does."""
-        return any(method.leaves_unused() for method in self.methods)
+        return any(method.leaves_unused() for method in self.parts)
 
     def due(self) -> bool:
         """Whether any of them is."""
-        return any(method.due() for method in self.methods)
+        return any(method.due() for method in self.parts)
 
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
         """The loss of the one that adds to it."""
-        adding = next((method for method in self.methods if method.passes > 1), None)
+        adding = next((method for method in self.parts if method.passes > 1), None)
         return super().loss(compute, batch) if adding is None else adding.loss(compute, batch, share)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each method, under its name."""
-        return {**super().state_dict(), "parts": {method.name: method.state_dict() for method in self.methods}}
+        return {**super().state_dict(), "parts": {method.name: method.state_dict() for method in self.parts}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `Regularizer.load_state_dict`, of each; a ValueError if the state lacks one of them."""
@@ -205,7 +184,7 @@ class Combination(Regularizer):
     def _load(self, state: Mapping[str, Any], how: str) -> None:
         super().load_state_dict(state)
         parts = state.get("parts", {})
-        for method in self.methods:
+        for method in self.parts:
             if method.name not in parts:
                 raise ValueError(f"the state isn't one of {self.name}: it lacks that of {method.name}")
             getattr(method, how)(parts[method.name])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import sites_of_a_chunk
-from attn_reg_plugin.attention.calls import AttentionCall, derived
+from attn_reg_plugin.attention.calls import AttentionCall, generator_of
 from attn_reg_plugin.attention.masks import joined
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class Drawn:
 
     def __call__(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Any:
         """Return what the call is given, for a map of `shape` (B, H, T, S)."""
-        if call not in self.given:
+        key = call.site, call.index
+        if key not in self.given:
             kind = call.site.stack, call.site.kind
             known, of, ahead = self.ahead.get((kind, call.index), (None, None, ()))
             self.alone = self.alone or bool(ahead and (known != shape or of is not valid))
@@ -47,11 +48,20 @@ class Drawn:
                 sites = sum((site.stack, site.kind) == kind for site in self.method.attached_sites)
                 chunks = math.ceil(sites / sites_of_a_chunk(shape))
                 count = 1 if self.alone else math.ceil(sites / chunks)  # chunks of about the same size
-                generator = torch.Generator(device).manual_seed(derived(self.seed, self.draws))
+                generator = generator_of(self.seed, self.draws, device)
                 every = joined([valid] * count, shape[0])
                 keep = self.draw((count * shape[0], *shape[1:]), every, generator)
                 ahead = deque(zip(*self.made(keep, every, count), strict=True))
                 self.ahead[kind, call.index], self.draws = (shape, valid, ahead), self.draws + 1
-            self.given[call], *share = ahead.popleft()
+            self.given[key], *share = ahead.popleft()
             self.method.count_share([call.site], *share)
-        return self.given[call]
+        return self.given[key]
+
+
+def kept_at_random(
+    p: float, shape: tuple[int, ...], valid: Tensor | None, generator: torch.Generator, heads: int | None = None
+) -> Tensor:
+    """A keep mask (B, H, T, S) of positions that are each dropped with probability p; heads = 1: one for all heads."""
+    shape = (shape[0], heads or shape[1], *shape[2:])
+    keep = torch.empty(shape, dtype=torch.bool, device=generator.device).bernoulli_(1.0 - p, generator=generator)
+    return keep if valid is None else keep & valid

@@ -65,14 +65,6 @@ def gold_of(inputs: Mapping[str, Any]) -> Any:
     return inputs.get("targets", inputs.get("labels"))
 
 
-def logits_dtype(outputs: Any) -> torch.dtype:
-    """The dtype of the model's logits, fp32 where a user's objective reads something else."""
-    try:
-        return logits_of(outputs).dtype
-    except ValueError:
-        return torch.float32
-
-
 def tokens_with_loss(logits: Tensor, inputs: Mapping[str, Any]) -> Tensor | None:
     """Real tokens, less those that the targets leave out: a tagger labels a word at its first piece only."""
     mask, targets = _fitting_mask(logits, inputs), inputs.get("targets")

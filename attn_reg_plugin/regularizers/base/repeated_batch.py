@@ -46,8 +46,8 @@ class SeveralPasses(Regularizer):
     # -- what a method implements -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def divergence(self, passes: list[Tensor], regression: bool) -> Tensor:
-        """Return how much the passes' logits (N, C), or predictions (N,) of a regression, differ per item: (N,)."""
+    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return how much the passes' logits (N, C) differ per item: (N,)."""
 
     # -- what it gets -----------------------------------------------------------------------------------------------
 
@@ -107,7 +107,8 @@ class SeveralPasses(Regularizer):
         if not seen:
             raise RuntimeError(f"{self.name} saw no forward of the attached model in training mode to take the loss of")
         parts = [compared(outputs, inputs, times) for outputs, inputs in seen]
-        divergences = torch.cat([self.divergence(passes, regression) for passes, regression in parts])
+        differ = (lambda first, second: (first - second) ** 2, self.divergence)
+        divergences = torch.cat([differ[not regression](*passes) for passes, regression in parts])
         total, count = divergences.sum(), divergences.numel()
         self.statistics.add(f"{self.name}_divergence", total.detach())
         self.statistics.add(f"{self.name}_items", count)

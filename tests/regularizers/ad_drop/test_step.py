@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from attn_reg_plugin import ADDrop, recording
 from attn_reg_plugin.attention.selection import find_sites
+from attn_reg_plugin.regularizers.ad_drop.ad_drop import AGAINST_UNDERFLOW
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from tests.attention.literal import check_region, loop_candidates
 from tests.attention.tiny_model import PAD, Materialized, attentions, loss_of, tokens
@@ -66,6 +68,17 @@ def test_one_step_is_the_literal_one(build, p, sites, batch, request):
     assert not loss.allclose(plain)
 
 
+def test_a_site_that_f_does_not_read_keeps_all_on_its_own_device():
+    """Wherever tensors are made for which no device is named."""
+    layers = [nn.TransformerEncoderLayer(8, 2, 8, 0.0, batch_first=True) for _ in range(2)]
+    model, inputs = nn.ModuleDict({"unread": layers[0], "read": layers[1]}), torch.randn(2, 5, 8)
+    model.forward = lambda given: (model["unread"](given), model["read"](given).mean(1))[1]
+    with ADDrop(sites="*@unread", cross_tuning="off").attach(model):
+        expected = model(inputs)
+        with torch.device("meta"):
+            assert torch.equal(model(inputs), expected)
+
+
 def test_gold_labels_are_attributed(translator, batch):
     masks = []
     for objective in (None, lambda o, i: -loss_of(o, batch[1]) * batch[1].ne(PAD).sum()):
@@ -122,7 +135,8 @@ def test_the_path_follows_the_first_passs_labels(kind, classifier, translator, b
     assert (last.argmax(-1, keepdim=True) != labels).any()
 
     def value(outputs):
-        return float((outputs.log_softmax(-1) if kind == "tokens" else outputs).gather(-1, labels).sum())
+        chances = outputs.log_softmax(-1) if kind == "tokens" else outputs
+        return AGAINST_UNDERFLOW * float(chances.gather(-1, labels).sum())
 
     sums = {}
     for mode, steps in (("frozen", 24), ("frozen", 48), ("renewed", 48)):

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from types import MethodType
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -280,25 +280,16 @@ class StandIn:
 
     def install(self) -> Self:
         """Stand in."""
-        self._inner, self._replaced = self.module.forward, vars(self.module).get("forward")
+        self._replaced = vars(self.module).get("forward")
         self.module.forward = self.forward
         return self
 
+    def inner(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward, looked up at each call: a copy runs the copy's."""
+        return (self._replaced or partial(type(self.module).forward, self.module))(*args, **kwargs)
+
     def remove(self) -> None:
         """Give the module its forward back."""
-        if self._replaced is None:
-            del self.module.forward
-        else:
+        del self.module.forward
+        if self._replaced is not None:
             self.module.forward = self._replaced
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies lack the module's own forward: a pickle looks that up by its name, and would find this one."""
-        state = dict(vars(self))
-        if state.get("_replaced") is None:
-            state.pop("_inner", None)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        if state.get("_replaced") is None:
-            self._inner = MethodType(type(self.module).forward, self.module)
