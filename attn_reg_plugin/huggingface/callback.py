@@ -57,7 +57,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     Raises:
         TypeError: it isn't a regularizer.
         ValueError: where the trainer is made, one that cannot be regularized, sites that match nothing in its model, or
-            a regularizer of another callback; as training starts, rewards without data, or a checkpoint with a damaged
+            another callback; as training starts, rewards without data, or a checkpoint with a damaged
             state.
     """
 
@@ -72,7 +72,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         """Refuse a trainer or a model that cannot be regularized as soon as the trainer is made."""
         trainer, *_ = calling_trainer()
         refuse(trainer)
-        self._refuse_beside(trainer)
         for method in self.regularizer.parts if isinstance(trainer.model, nn.Module) else ():
             if method.needs_sites:
                 find_sites(trainer.model, method.sites)
@@ -84,7 +83,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         try:
             refuse(trainer)
             refuse_unused_parameters(trainer.model_wrapped, self.regularizer, UNUSED)
-            self._refuse_beside(trainer)
             self.regularizer.attach(trainer.model)
             self.trainer, self.saved, self.epoch = trainer, None, epochs
             training = TrainerTraining(trainer, trainer.training_step)
@@ -93,24 +91,12 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             self.regularizer.begin_training(state.max_steps if state.max_steps > 0 else None, state.num_train_epochs)
             self._load(checkpoint)
         except BaseException:
-            for callback in trainer.callback_handler.callbacks:  # those that began before this one, too
-                if isinstance(callback, AttnRegCallback):
-                    callback.end()
+            self.end()
             raise
         self.regularizer.begin_update(state.global_step)
         self.regularizer.statistics.take()  # what an earlier training did not log
         if trainer.is_world_process_zero():
             logger.info(attached(self.regularizer))
-
-    def _refuse_beside(self, trainer: Trainer) -> None:
-        """Refuse, by a ValueError, a callback with this one's method, or with the file of its large state."""
-        name, ours = self.regularizer.name, set(self.regularizer.parts)
-        callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, AttnRegCallback)]
-        if sum(not ours.isdisjoint(one.regularizer.parts) for one in callbacks) > 1:
-            raise ValueError(f"{name} is given to two callbacks; give it to one, or make a second regularizer")
-        twins = sum(one.regularizer.name == name for one in callbacks)
-        if twins > 1 and self.regularizer.large_state:
-            raise ValueError(f"{twins} callbacks have {name}; use one, with the sites of all")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Announce the epoch, counted from 1."""
@@ -324,8 +310,10 @@ def refuse(trainer: Trainer) -> None:
     """Refuse the ways of training in which the model's forward cannot be seen whole.
 
     Raises:
-        ValueError: sharded parameters, or one process for several GPUs.
+        ValueError: a second callback, sharded parameters, or one process for several GPUs.
     """
+    if sum(isinstance(one, AttnRegCallback) for one in trainer.callback_handler.callbacks) > 1:
+        raise ValueError("a trainer takes one AttnRegCallback; for several methods give it a list of them")
     args = trainer.args
     plugins = trainer.accelerator.state
     if trainer.is_fsdp_enabled and plugins.fsdp_plugin.fsdp_version != 2:
@@ -354,8 +342,6 @@ def refuse(trainer: Trainer) -> None:
 class Interception:
     """A method of one object that runs through a function of ours, until `undo`.
 
-    Several interceptions of one method may be undone in any order.
-
     Args:
         owner, name: whose method, and which.
         around: function(original, *args, **kwargs) that is called instead.
@@ -376,8 +362,8 @@ class Interception:
     def undo(self) -> None:
         """Give the object its method back."""
         self.around = None
-        while isinstance(now := vars(self.owner).get(self.name), Interception) and now.around is None:
-            if now.own:
-                setattr(self.owner, self.name, now.original)
+        if vars(self.owner).get(self.name) is self:
+            if self.own:
+                setattr(self.owner, self.name, self.original)
             else:
                 delattr(self.owner, self.name)

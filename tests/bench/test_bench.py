@@ -11,7 +11,7 @@ import torch
 
 from attn_reg_plugin.bench import measure
 from attn_reg_plugin.bench.benchmark import render, results
-from attn_reg_plugin.bench.families import PADDING, Settings, Workload, build_workload
+from attn_reg_plugin.bench.families import Settings, Workload, build_workload
 from attn_reg_plugin.bench.measure import measure_peaks, measure_seconds, step_of
 from attn_reg_plugin.bench.rows import Row, all_rows, select_rows
 from attn_reg_plugin.cli import main
@@ -211,22 +211,6 @@ def test_the_defenders_update_is_that_of_plain_training(games: list[Game]) -> No
         step()
     for expected, found in zip(plain.model.parameters(), settled, strict=True):
         torch.testing.assert_close(found, expected)
-
-
-def test_examples_are_rows_of_the_batch_and_weigh_alike() -> None:
-    work = build_workload(Settings("fairseq", "tiny", 4, 6, 0.5, 20, dropout=0.0))
-    problem, model = work, work.model.eval()
-    (examples,) = problem.validation(8)
-    assert examples["targets"].size(0) == 8
-    losses = problem.loss(model, examples).loss
-    for row, loss in enumerate(losses):
-        example = {name: tensor[row : row + 1] for name, tensor in examples.items()}
-        assert any(torch.equal(example["targets"][0], target) for target in work.targets)
-        torch.testing.assert_close(problem.loss(model, example).loss[0], loss)
-        real = example["targets"].ne(PADDING)
-        logits = model(**{name: example[name] for name in work.inputs})[0]
-        picked = logits.log_softmax(-1).gather(-1, example["targets"].unsqueeze(-1)).squeeze(-1)
-        torch.testing.assert_close(loss, -(picked * real).sum() / real.sum())
 
 
 def test_memory_counts_both_players_and_the_generator() -> None:

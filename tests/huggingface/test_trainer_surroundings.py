@@ -13,7 +13,7 @@ from transformers import Trainer
 
 import attn_reg_plugin
 from attn_reg_plugin.callbacks import refuse_unused_parameters
-from attn_reg_plugin.huggingface.callback import AttnRegCallback, Interception
+from attn_reg_plugin.huggingface.callback import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Combination
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
@@ -79,7 +79,6 @@ def test_what_is_attached_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     ) in [message for message in caplog.messages if message.startswith("ad_drop on")]
 
 
-BOTH = ADDrop()
 REFUSALS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "sites": (
         (ad_drop(sites="decoder.cross"),),
@@ -92,10 +91,11 @@ REFUSALS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "sets": ((AttendOut(),), {"own": {"eval_dataset": {"a": examples("bert", 2)}}}, "the evaluation sets are a;"),
     "few rewards": ((AttendOut(steps=9),), {}, "rewards each of the 9 updates"),
     "no rewards": ((AttendOut(reward_subset="train[100%:]"),), {}, "which is empty: there are 24 examples"),
-    "one method twice": ((BOTH, BOTH), {}, "ad_drop is given to two callbacks; give it to one, or make a second"),
-    "one of several": ((BOTH, Combination([BOTH, make("layer_drop")])), {}, "is given to two callbacks"),
-    "two games": ((AttendOut(sites="encoder.self[0]"), AttendOut(sites="encoder.self[1]")), {}, "2 callbacks have att"),
-    "two passes": ((make("r_drop"), make("hidden_cut")), {}, "r_drop and hidden_cut each run the batch several times"),
+    "two": (
+        (ADDrop(), make("layer_drop")),
+        {},
+        "a trainer takes one AttnRegCallback; for several methods give it a li",
+    ),
 }
 
 
@@ -141,27 +141,13 @@ def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> N
     assert logs(stock) == [1.0]
 
 
-def test_two_callbacks_share_a_trainer(tmp_path: Path) -> None:
-    first, second = ad_drop(sites="encoder.self"), AttentionLayerDrop(p=1.0, sites="decoder.self")
-    callbacks = tuple(AttnRegCallback(method, rates_by_site=True) for method in (first, second))
+def test_methods_of_one_callback_have_sites_of_their_own(tmp_path: Path) -> None:
+    methods = [ad_drop(sites="encoder.self"), AttentionLayerDrop(p=1.0, sites="decoder.self")]
+    callbacks = (AttnRegCallback(methods, rates_by_site=True),)
     trainer = trainer_of(tmp_path, "marian", callbacks=callbacks, max_steps=2, logging_steps=2)
     trainer.train()
     assert logs(trainer, "drop_decoder.self[0]") == [1.0] and 0 < logs(trainer, "drop_encoder.self[0]")[0] < 1
     assert not INTERCEPTED & set(vars(trainer))
-
-
-def test_interceptions_end_in_any_order() -> None:
-    class Owner:
-        def double(self, x: int) -> int:
-            return 2 * x
-
-    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)):
-        owner = Owner()
-        made = [Interception(owner, "double", lambda original, x: original(x) + 1) for _ in range(3)]
-        for left, index in zip((2, 1, 0), order, strict=True):
-            made[index].undo()
-            assert owner.double(5) == 10 + left
-        assert not vars(owner)
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,6 @@ def test_a_new_task_is_one_row(tmp_path: Path) -> None:
     assert task.metrics == ("accuracy",)
 
 
-def test_labels_of_the_training_file_hold_for_all(tmp_path: Path) -> None:
-    write(tmp_path / "train.csv", 'stars,review\n10,good\n2,"bad, bad"\n10,fine\n')
-    write(tmp_path / "valid.csv", "stars,review\n2,dull\n")
-    task = with_labels(own_task(CLASSIFICATION, "review", "stars", data=tmp_path), tmp_path)
-    assert task.labels == ("2", "10")
-    assert read_split(task, tmp_path, "valid") == [TextExample(2, "dull", None, 0)]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "flags", "said"),
     [

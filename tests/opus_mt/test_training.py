@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import shlex
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,10 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from attn_reg_plugin.opus_mt.tokenization import OpusMTTokenizer
-from tests.comparing import differing
 from tests.opus_mt.folders import load_tokenizer
 from tests.tasks.fairseq_runs import (
     PLUGIN,
     Finished,
-    Job,
     finish_ranks,
     generate,
     read_checkpoint,
@@ -28,7 +25,6 @@ from tests.tasks.fairseq_runs import (
     start_ranks,
     train,
     train_arguments,
-    trained_state,
 )
 
 KINDS = ("encoder.self", "decoder.self", "decoder.cross")
@@ -135,22 +131,6 @@ def test_other_ways_to_train(flags: str, start: Start, tmp_path: Path) -> None:
     finished = start.train(tmp_path, *AD_DROP, *SHORT, *shlex.split(flags), "--fp16-init-scale", "4").check()
     assert {line["attn_reg/regularized"] for line in finished.lines()} == {"1"}
     to_huggingface(tmp_path, tmp_path / "hf")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["ad_drop", "attend_out"])
-def test_a_killed_training_ends_in_the_same_weights(method: str, start: Start, tmp_path: Path) -> None:
-    flags = [*(AD_DROP if method == "ad_drop" else ATTEND_OUT), *SHORT]
-    flags += ["--max-update", "14", "--save-interval-updates", "2", "--keep-interval-updates", "1"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    start.train(whole, *flags).check()
-    job = Job("train", start.arguments(parts, *flags), tmp_path / "killed.log")
-    assert job.wait_until(lambda: job.output().count("| train_inner |") >= 6), job.output()[-2000:]
-    job.kill()
-    assert job.process.exitcode == -signal.SIGKILL
-    finished = start.train(parts, *flags).check()
-    assert 0 < len(finished.lines()) < 14
-    assert differing(*(trained_state(folder / "checkpoint_last.pt") for folder in (whole, parts))) == []
 
 
 @pytest.mark.slow

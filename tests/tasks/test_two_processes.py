@@ -127,17 +127,6 @@ def test_two_processes_are_one_with_twice_the_batch(row: str, tmp_path: Path) ->
     assert [line[metric] for line in two.lines("valid")] == [line[metric] for line in one.lines("valid")]
 
 
-def test_the_winner_of_two_processes_goes_on(tmp_path: Path) -> None:
-    """A tagger's last update ends a round, from which both players go on alike."""
-    flags = "--dropout 0 --attention-dropout 0 --classifier-dropout 0 --attn-reg attend_out --attend-out-steps 2"
-    finished = encoder_processes("wnut17", tmp_path, "rounds", 2, *flags.split(), "--max-update", "6")
-    rounds = [line for line in finished.lines() if "attn_reg/attacker_won" in line]
-    assert [line["num_updates"] for line in rounds] == ["2", "4", "6"]
-    assert {float(line["attn_reg/attacker_won"]) for line in rounds} <= {0.0, 1.0}
-    state = torch.load(tmp_path / "rounds" / "save" / "attn_reg_state_6.pt", weights_only=True)
-    assert differing(dict(state["defender"]["model"]), weights(tmp_path / "rounds")) == []
-
-
 ROUND = 3
 #: 7 batches an epoch: in the fourth update of each epoch the second process has an empty share
 GAME = f"--attn-reg attend_out --attend-out-steps {ROUND} --attn-sites * --batch-size 23 --max-tokens 5000".split()
