@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+from attn_reg_plugin.regularizers.base.schedule import Curve
+from attn_reg_plugin.regularizers.scheduled_dropout import Schedule
 from tests.experiments.report.run_folders import log_line as line
 from tests.loading import example
 

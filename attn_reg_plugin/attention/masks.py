@@ -283,6 +283,13 @@ def all_finite(tensors: Iterable[Tensor | None]) -> Tensor:
     return torch.stack(torch._foreach_norm(there, float("inf"))).isfinite().all()
 
 
+def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return which keys exist for any query: bool (B, S) of a `valid` that is broadcastable to (B, H, T, S)."""
+    if valid is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    return four_dimensional(valid).flatten(1, 2).any(1).expand(shape)
+
+
 def joined(masks: Sequence[Tensor | None], batch: int) -> Tensor | None:
     """Return masks of one shape, or all None, one after the other: that of a batch as many times as large as `batch`.
 

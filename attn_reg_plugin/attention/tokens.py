@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_reg_plugin.attention.masks import four_dimensional
+from attn_reg_plugin.attention.masks import existing_keys
 
 #: dimensions that hold β, of which all but one are zero: kernels of a GPU want head sizes that are divisible by it
 ALIGNED = 8
@@ -72,13 +72,6 @@ class TokenBias:
             beta = F.pad(leaf[:, None, :, None], (0, ALIGNED - 1)).expand(-1, key.size(1), -1, -1)
             self.columns[known] = F.pad(beta.new_full((1, 1, 1, 1), 1.0 / scale), (0, ALIGNED - 1)), beta
         return self.columns[known]
-
-
-def existing_keys(valid: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Return which keys exist for any query: bool (B, S) of a `valid` that is broadcastable to (B, H, T, S)."""
-    if valid is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    return four_dimensional(valid).flatten(1, 2).any(1).expand(shape)
 
 
 def with_bias(

@@ -17,7 +17,7 @@ from attn_reg_plugin.attention.masks import dropped_fraction
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.drawn import Drawn
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
-from attn_reg_plugin.regularizers.scheduled_dropout import STARTS, UNITS, Curve, Timed
+from attn_reg_plugin.regularizers.base.schedule import STARTS, UNITS, Curve, Timed
 
 
 @register("head_drop")

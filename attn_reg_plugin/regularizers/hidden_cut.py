@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_reg_plugin.attention.calls import AttentionCall, generator_of, graph_task
+from attn_reg_plugin.attention.masks import existing_keys
 from attn_reg_plugin.attention.selection import all_sites
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.attention.tokens import existing_keys
 from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.hooks.attachment import StandIn
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward

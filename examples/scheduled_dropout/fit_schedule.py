@@ -23,7 +23,8 @@ import numpy as np
 
 from attn_reg_plugin.attention.selection import SiteSelector
 from attn_reg_plugin.experiments.running.training_log import finite, record_of
-from attn_reg_plugin.regularizers.scheduled_dropout import Curve, Schedule
+from attn_reg_plugin.regularizers.base.schedule import Curve
+from attn_reg_plugin.regularizers.scheduled_dropout import Schedule
 
 #: of lines, so that they can be told apart in grey
 LOOKS = ("-", "--", "-.")

@@ -10,7 +10,8 @@ import torch
 from attn_reg_plugin import find_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import ScheduledDropout, build
-from attn_reg_plugin.regularizers.scheduled_dropout import PAPER, Curve, Schedule
+from attn_reg_plugin.regularizers.base.schedule import Curve
+from attn_reg_plugin.regularizers.scheduled_dropout import PAPER, Schedule
 from tests.attention.tiny_model import drawn, tokens, valid_of
 
 

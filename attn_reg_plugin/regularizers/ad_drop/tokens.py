@@ -17,9 +17,9 @@ from torch import Tensor
 
 from attn_reg_plugin.attention.attribution import gradients_of
 from attn_reg_plugin.attention.calls import AttentionCall, generator_of, recording
-from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction, sample_keep
+from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction, existing_keys, sample_keep
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.attention.tokens import TokenBias, existing_keys
+from attn_reg_plugin.attention.tokens import TokenBias
 
 if TYPE_CHECKING:
     from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop

@@ -23,11 +23,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.attend_out.defender import Defender
+from attn_reg_plugin.regularizers.attend_out.defender import Defender, check_copyable
 from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
 from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
-from attn_reg_plugin.regularizers.base.compatibility import check_copyable
 from attn_reg_plugin.regularizers.base.context import Problem, Training
 from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward

@@ -4,6 +4,8 @@ import copy
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -140,3 +142,47 @@ def twin_groups(groups: list[dict[str, Any]], model: nn.Module, twin: nn.Module)
 
 def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def check_copyable(model: nn.Module) -> None:
+    """Refuse, by a ValueError, a model whose copy would run parts of the model itself.
+
+    Trainers may replace a module's `forward` by a function that holds the module's own; in a copy of the module that
+    function is the same one.
+    """
+    modules = set(model.modules())
+    for path, module in model.named_modules():
+        forward = vars(module).get("forward")
+        if forward is not None and _closes_over(forward, modules):
+            function = getattr(forward, "__qualname__", type(forward).__qualname__)
+            raise ValueError(
+                f"AttendOut trains a copy of the model, but the forward of {type(module).__name__} "
+                f"({path or 'the model itself'}) was replaced by {function} of "
+                f"{getattr(forward, '__module__', 'a module')}, as TRL's trainers do, and runs the model itself in the "
+                "copy, too; use another method, such as AD-DROP, or a trainer that leaves the forward as it is"
+            )
+
+
+def _closes_over(value: Any, modules: set[nn.Module], renewed: bool = True, depth: int = 8) -> bool:
+    """Whether a function has one of the modules, or a method of one, in its closure, where no copy replaces it.
+
+    Args:
+        renewed: whether a copy of the model has copies of what a method or a `partial` is bound to.
+    """
+    if isinstance(value, nn.Module):
+        return not renewed and value in modules
+    if depth == 0 or not callable(value):
+        return False
+    parts: list[tuple[Any, bool]] = []
+    if isinstance(value, MethodType):
+        parts += [(value.__self__, renewed), (value.__func__, renewed)]
+    elif isinstance(value, partial):
+        parts += [(held, renewed) for held in (value.func, *value.args, *value.keywords.values())]
+    elif not isinstance(value, FunctionType | type):  # an object that is called, such as accelerate's conversions
+        parts += [(held, renewed) for held in getattr(value, "__dict__", {}).values()]
+    for cell in getattr(value, "__closure__", None) or ():
+        try:
+            parts.append((cell.cell_contents, False))
+        except ValueError:  # it is empty
+            continue
+    return any(_closes_over(part, modules, again, depth - 1) for part, again in parts)

@@ -7,15 +7,11 @@ attention together: AD-DROP's mask, DropHead's factor of the heads, LayerDrop's 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
-
-from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 if TYPE_CHECKING:
     from attn_reg_plugin.attention.sites import AttentionSite
@@ -44,24 +40,6 @@ def clash(first: Regularizer, second: Regularizer) -> str:
         return f"{names} would act on the same attention, of which {untold} doesn't say in `uses` what it fills"
     shared = sorted(first.uses & second.uses)
     return f"{names} {PARTS.get(shared[0], f'both use the {shared[0]!r} of a site')}" if shared else ""
-
-
-def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
-    """Return the quantity that counts the drop rate of a site: `drop_SITE` in logs.
-
-    Of the methods of a combination that have the site and count what they drop, that is the first one's; the others
-    have `METHOD_SITE`.
-    """
-    first = next((other for other in method.companions if other.counts_drops and site in other.attached_sites), method)
-    if first is method:
-        return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}", site.name)
-    key = f"{method.name}/{site.name}"
-    return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}", site.name)
-
-
-def drop_rates(method: Regularizer) -> list[Quantity]:
-    """Return the drop rates of a method's sites; none of a method that counts none."""
-    return [drop_rate(method, site) for site in method.attached_sites] if method.counts_drops else []
 
 
 def check_beside(method: Regularizer, others: Iterable[Regularizer]) -> None:
@@ -104,47 +82,3 @@ def refuse_script(*_: Any) -> None:
     raise RuntimeError(
         "torch.jit.script cannot compile a model while a regularizer is attached to it; detach() the regularizer first"
     )
-
-
-def check_copyable(model: nn.Module) -> None:
-    """Refuse, by a ValueError, a model whose copy would run parts of the model itself.
-
-    Trainers may replace a module's `forward` by a function that holds the module's own; in a copy of the module that
-    function is the same one.
-    """
-    modules = set(model.modules())
-    for path, module in model.named_modules():
-        forward = vars(module).get("forward")
-        if forward is not None and _closes_over(forward, modules):
-            function = getattr(forward, "__qualname__", type(forward).__qualname__)
-            raise ValueError(
-                f"AttendOut trains a copy of the model, but the forward of {type(module).__name__} "
-                f"({path or 'the model itself'}) was replaced by {function} of "
-                f"{getattr(forward, '__module__', 'a module')}, as TRL's trainers do, and runs the model itself in the "
-                "copy, too; use another method, such as AD-DROP, or a trainer that leaves the forward as it is"
-            )
-
-
-def _closes_over(value: Any, modules: set[nn.Module], renewed: bool = True, depth: int = 8) -> bool:
-    """Whether a function has one of the modules, or a method of one, in its closure, where no copy replaces it.
-
-    Args:
-        renewed: whether a copy of the model has copies of what a method or a `partial` is bound to.
-    """
-    if isinstance(value, nn.Module):
-        return not renewed and value in modules
-    if depth == 0 or not callable(value):
-        return False
-    parts: list[tuple[Any, bool]] = []
-    if isinstance(value, MethodType):
-        parts += [(value.__self__, renewed), (value.__func__, renewed)]
-    elif isinstance(value, partial):
-        parts += [(held, renewed) for held in (value.func, *value.args, *value.keywords.values())]
-    elif not isinstance(value, FunctionType | type):  # an object that is called, such as accelerate's conversions
-        parts += [(held, renewed) for held in getattr(value, "__dict__", {}).values()]
-    for cell in getattr(value, "__closure__", None) or ():
-        try:
-            parts.append((cell.cell_contents, False))
-        except ValueError:  # it is empty
-            continue
-    return any(_closes_over(part, modules, again, depth - 1) for part, again in parts)

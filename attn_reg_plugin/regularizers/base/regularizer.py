@@ -21,7 +21,6 @@ from attn_reg_plugin.attention.masks import PackedMask, dropped_fraction
 from attn_reg_plugin.attention.requests import MaskSampler
 from attn_reg_plugin.attention.selection import SiteSelector
 from attn_reg_plugin.attention.sites import AttentionSite
-from attn_reg_plugin.regularizers.base.compatibility import drop_rate, drop_rates
 from attn_reg_plugin.regularizers.base.context import Supplied, Training
 from attn_reg_plugin.regularizers.base.drawn import Drawn
 from attn_reg_plugin.regularizers.base.hooks.attachment import Attachment
@@ -29,7 +28,7 @@ from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.options import check_options, check_whole, option, options_of
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
 from attn_reg_plugin.regularizers.base.registry import Preset, build
-from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics, quantities
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics, drop_rate, drop_rates, quantities
 
 logger = logging.getLogger(__name__)
 #: draws a keep mask from (shape, valid, generator); the mask lies on the generator's device

@@ -14,6 +14,7 @@ from torch import Tensor
 from attn_reg_plugin.regularizers.base.distributed import average
 
 if TYPE_CHECKING:
+    from attn_reg_plugin.attention.sites import AttentionSite
     from attn_reg_plugin.regularizers.base.regularizer import Regularizer
 
 
@@ -139,3 +140,21 @@ def quantities(regularizer: Regularizer, device: torch.device, by_site: bool = T
     if not sums["forwards"]:
         return {}
     return {title: shown.value for title, shown in summary(logged, sums, by_site).items()}
+
+
+def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
+    """Return the quantity that counts the drop rate of a site: `drop_SITE` in logs.
+
+    Of the methods of a combination that have the site and count what they drop, that is the first one's; the others
+    have `METHOD_SITE`.
+    """
+    first = next((other for other in method.companions if other.counts_drops and site in other.attached_sites), method)
+    if first is method:
+        return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}", site.name)
+    key = f"{method.name}/{site.name}"
+    return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}", site.name)
+
+
+def drop_rates(method: Regularizer) -> list[Quantity]:
+    """Return the drop rates of a method's sites; none of a method that counts none."""
+    return [drop_rate(method, site) for site in method.attached_sites] if method.counts_drops else []

@@ -26,27 +26,28 @@ def make(method, **options):
 
 def refused(option):
     """Values that an option must not take, with what is said of them."""
+    kind = getattr(option.type, "__name__", option.type)
     wrong = {
         "bool": ["false", 1, 0.0, None],
         "int": [1.5, 2.0, "3", True, None, math.nan],
         "float": ["0.1", False, None, [0.1], torch.tensor(0.1)],
         "str": [3, None, True, b"text"],
     }
-    for value in wrong[option.type]:
+    for value in wrong[kind]:
         yield value, TypeError, ".*, but must be (True or False|a whole |a number|text)"
     if option.metadata.get("choices"):
         yield "other", ValueError, f"'other', but must be one of {option.metadata['choices'][0]}"
-    if option.type not in ("int", "float"):
+    if kind not in ("int", "float"):
         return
     for value in (10**400, -(10**400)):
         yield value, ValueError, "a number of more than 308 digits, but must be finite"
-    for value in (math.nan, math.inf, -math.inf) if option.type == "float" else ():
+    for value in (math.nan, math.inf, -math.inf) if kind == "float" else ():
         yield value, ValueError, f"{value}, but must "
     allowed = Interval(option.metadata["help"].within)
     for end, outwards in zip(allowed.bounds, (-1, 1), strict=True):
         for value in (end, end + outwards):
             if math.isfinite(value) and value not in allowed:
-                value = int(value) if option.type == "int" else float(value)
+                value = int(value) if kind == "int" else float(value)
                 yield value, ValueError, f"{value}, but must (lie in|be at least|be above)"
 
 
