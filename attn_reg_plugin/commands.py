@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin import configuration
-from attn_reg_plugin.experiments.steps import Step, from_arguments, function_of, plan, settings_of
+from attn_reg_plugin.experiments.steps import Step, from_arguments, plan, settings_of
 
 
 class Listing(argparse.Action):
@@ -37,7 +37,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 def examples_of(command: str) -> Sequence[str]:
     """Two lines that call it."""
-    return EXAMPLES.get(command) or settings_of(command).EXAMPLES
+    return EXAMPLES if command == "run" else settings_of(command).EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         rest = ["--", *arguments.rest] if arguments.rest else []
         steps = plan(arguments.file, [*arguments.words, *rest])
     else:
-        found = from_arguments(settings_of(command), arguments)
-        steps = [Step(command, found, function_of(command), arguments.config)]
+        steps = [Step(command, from_arguments(settings_of(command), arguments), arguments.config)]
     return next((code for step in steps if (code := step.carry_out())), 0)
 
 
@@ -78,22 +77,8 @@ LISTS: dict[str, dict[str, Callable[[], list[str]]]] = {
     "finetune": {"methods": lambda: _methods("finetune"), "tasks": _tasks},
     "bench": {"methods": _rows},
 }
-#: examples of the commands whose settings have none
-EXAMPLES = {
-    "run": (
-        "attn-reg run examples/demo/demo.yaml --epochs 24 --out runs/longer",
-        "attn-reg run examples/papers/ad_drop_table_1.yaml --task cola -h",
-    ),
-    "prepare text": (
-        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr",
-        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr --opus-mt models/en-fr",
-    ),
-    "prepare wmt16": (
-        "attn-reg prepare wmt16 --pair en-ro --out data/en-ro",
-        "attn-reg prepare wmt16 --pair tr-en --source my_text --out data/tr-en --max-pieces 128",
-    ),
-    "prepare phrasebook": (
-        "attn-reg prepare phrasebook --pair en-ro --out data",
-        "attn-reg prepare phrasebook --pair en-tr --train 300 --noise 0.25 --out data",
-    ),
-}
+#: examples of `run`, which has no settings of its own
+EXAMPLES = (
+    "attn-reg run examples/demo/demo.yaml --epochs 24 --out runs/longer",
+    "attn-reg run examples/papers/ad_drop_table_1.yaml --task cola -h",
+)

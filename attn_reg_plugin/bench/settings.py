@@ -72,7 +72,7 @@ class Settings:
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ValueError(f"--json: the folder {self.json.absolute().parent} does not exist")
 
-    def publish(self) -> None:
+    def carry_out(self) -> None:
         """Measure the methods, print the table, and write the file that is asked for; see `benchmark.publish`."""
         from attn_reg_plugin.bench.benchmark import publish
 

@@ -89,6 +89,12 @@ class PrepareOptions:
         elif self.vocab_size is None:
             object.__setattr__(self, "vocab_size", self.VOCAB_SIZE)
 
+    def carry_out(self) -> None:
+        """Prepare the corpus, see `preparation.prepare`."""
+        from attn_reg_plugin.corpora.preparation import prepare
+
+        prepare(self)
+
     def _allow(self, name: str, condition: bool, allowed: str) -> None:
         """Raise the one sentence for an option unless the condition holds."""
         if not condition:
@@ -118,6 +124,10 @@ class TextOptions(PrepareOptions):
     """Options of `attn-reg prepare text`: parallel files of any two languages."""
 
     CORPUS: ClassVar[str] = "text"
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr",
+        "attn-reg prepare text --pair en-fr --source my_text --out data/en-fr --opus-mt models/en-fr",
+    )
 
     source: str = setting(
         "folder of parallel files, plain or .gz: train.en and train.fr, valid.* (or dev.*, newsdev2016.*) and test.*, "
@@ -145,8 +155,13 @@ class TextOptions(PrepareOptions):
     def __post_init__(self) -> None:
         """Check the options of this corpus too."""
         super().__post_init__()
-        self._allow("origin", not self.origin or self.source != HUB, "left out with --source hub")
+        self._allow("origin", not (self.origin and self.from_hub), "left out with --source hub")
         object.__setattr__(self, "origin", tuple(sorted(set(self.origin))))
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether the source is the hub, and not a folder, which of `prepare text` may be called so."""
+        return isinstance(self, Wmt16Options) and self.source == HUB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +169,10 @@ class Wmt16Options(TextOptions):
     """Options of `attn-reg prepare wmt16`: those of `text`, and a source on the hub."""
 
     CORPUS: ClassVar[str] = "wmt16"
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg prepare wmt16 --pair en-ro --out data/en-ro",
+        "attn-reg prepare wmt16 --pair tr-en --source my_text --out data/tr-en --max-pieces 128",
+    )
 
     source: str = setting(
         "'hub' (the datasets library, wmt/wmt16, streamed) or a folder of parallel files, as `prepare text` reads them",
@@ -167,6 +186,10 @@ class PhrasebookOptions(PrepareOptions):
     """Options of `attn-reg prepare phrasebook`."""
 
     CORPUS: ClassVar[str] = "phrasebook"
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "attn-reg prepare phrasebook --pair en-ro --out data",
+        "attn-reg prepare phrasebook --pair en-tr --train 300 --noise 0.25 --out data",
+    )
     VOCAB_SIZE: ClassVar[int] = 800
 
     train: int = setting("training pairs", 4000, within="[1, inf)", metavar="N")

@@ -25,12 +25,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions, Wmt16Options
+from attn_reg_plugin.corpora.options import PrepareOptions, TextOptions
 from attn_reg_plugin.corpora.sources import Pair, Split, find_files, find_origins, is_whole, read_pairs, read_splits
 from attn_reg_plugin.dictionaries import UNKNOWN
 from attn_reg_plugin.files import read_json, sha256, whole_folder, write_json
-
-__all__ = ["PhrasebookOptions", "TextOptions", "Wmt16Options", "prepare"]
 
 MANIFEST = "manifest.json"
 #: options that do not change what is written, or whose files are recorded by their hashes
@@ -72,7 +70,7 @@ def _request(wanted: PrepareOptions) -> dict[str, Any]:
     fields = (field.name for field in dataclasses.fields(wanted) if field.name not in _UNRECORDED)
     request = {"corpus": wanted.CORPUS, **{name: getattr(wanted, name) for name in fields}}
     request["reused"] = [sha256(path) for path in check_reused(wanted)]
-    if isinstance(wanted, TextOptions) and wanted.source != HUB:
+    if isinstance(wanted, TextOptions) and not wanted.from_hub:
         files = [path for pair in find_files(wanted).values() for path in pair]
         files += [find_origins(wanted)] if wanted.origin else []
         request["source"] = {path.name: sha256(path) for path in files}

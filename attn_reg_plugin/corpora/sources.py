@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from attn_reg_plugin.corpora import phrasebook
-from attn_reg_plugin.corpora.options import HUB, PhrasebookOptions, PrepareOptions, TextOptions
+from attn_reg_plugin.corpora.options import PhrasebookOptions, PrepareOptions, TextOptions
 from attn_reg_plugin.files import find_text, names_in, one_line, read_lines, reason_of
 
 #: the data set on the Hugging Face hub; its splits, their names for fairseq, and their titles
@@ -56,7 +56,7 @@ def read_splits(options: PrepareOptions) -> tuple[list[Split], list[str]]:
         FileNotFoundError: a file is missing.
     """
     if isinstance(options, TextOptions):
-        return arrange(options, *(_hub(options) if options.source == HUB else _folder(options)))
+        return arrange(options, *(_hub(options) if options.from_hub else _folder(options)))
     assert isinstance(options, PhrasebookOptions)
     train, *others = _phrasebook(options)
     train, *notes = _noisy(options, train) if options.noise else [train]

@@ -70,13 +70,14 @@ class Conversion:
         if self.out.is_dir() and any(self.out.iterdir()):
             if not record.is_file():
                 said = f"isn't empty, and no {record.name} says what was converted there"
-                raise ValueError(f"{self.out} {said}; give another --out")
+                raise ValueError(f"{self.out} {said}; give another OUT")
             before = read_json(record)
             same_files = "files" in before.keys() & wanted.keys()  # which say more than where they are
             for name, value in wanted.items():
                 if before.get(name, value) != value and not (name == "model" and same_files):
                     said = f"was converted with {name} {before[name]}, not {value}"
-                    raise ValueError(f"{self.out} {said}; give another --out")
+                    raise ValueError(f"{self.out} {said}; give another OUT")
+            print(f"already converted: {self.out}")
             return
         if not folder.is_dir() and _HUB.fullmatch(self.model):
             folder = download(self.model)
@@ -103,7 +104,7 @@ class Export:
     )
     out: Path = setting("folder to write; must be empty or not there yet", metavar="OUT", positional=True)
 
-    def write(self) -> None:
+    def carry_out(self) -> None:
         """Write model and tokenizer; on an error nothing is left there."""
         from attn_reg_plugin.experiments.trained import load_trained
 

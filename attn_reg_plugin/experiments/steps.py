@@ -24,7 +24,7 @@ import re
 import subprocess
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,18 @@ from attn_reg_plugin.configuration import T, add_flags, flag_of, flagged, kind_o
 from attn_reg_plugin.experiments.running.executor import RunError
 from attn_reg_plugin.experiments.running.flags import words_of
 
-#: section -> (module, the dataclass of its settings, the function or the method that carries them out)
-STEPS: dict[str, tuple[str, str, str]] = {
-    "convert opus-mt": ("attn_reg_plugin.experiments.converting", "Conversion", ".carry_out"),
-    "prepare phrasebook": ("attn_reg_plugin.corpora.preparation", "PhrasebookOptions", "prepare"),
-    "prepare text": ("attn_reg_plugin.corpora.preparation", "TextOptions", "prepare"),
-    "prepare wmt16": ("attn_reg_plugin.corpora.preparation", "Wmt16Options", "prepare"),
-    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison", ".carry_out"),
-    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning", ".carry_out"),
-    "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep", ".carry_out"),
-    "export": ("attn_reg_plugin.experiments.converting", "Export", ".write"),
-    "report": ("attn_reg_plugin.experiments.report.settings", "Report", ".publish"),
-    "bench": ("attn_reg_plugin.bench.settings", "Settings", ".publish"),
+#: section -> module and dataclass of its settings, which `carry_out` carries out
+STEPS: dict[str, tuple[str, str]] = {
+    "convert opus-mt": ("attn_reg_plugin.experiments.converting", "Conversion"),
+    "prepare phrasebook": ("attn_reg_plugin.corpora.options", "PhrasebookOptions"),
+    "prepare text": ("attn_reg_plugin.corpora.options", "TextOptions"),
+    "prepare wmt16": ("attn_reg_plugin.corpora.options", "Wmt16Options"),
+    "compare": ("attn_reg_plugin.experiments.translation", "TranslationComparison"),
+    "finetune": ("attn_reg_plugin.experiments.fine_tuning", "FineTuning"),
+    "sweep": ("attn_reg_plugin.experiments.sweep.settings", "Sweep"),
+    "export": ("attn_reg_plugin.experiments.converting", "Export"),
+    "report": ("attn_reg_plugin.experiments.report.settings", "Report"),
+    "bench": ("attn_reg_plugin.bench.settings", "Settings"),
 }
 #: how the name of a file of settings ends
 FILES = (".yaml", ".yml")
@@ -58,14 +58,8 @@ MOST_COMBINATIONS = 1_000
 
 def settings_of(section: str) -> Any:
     """The dataclass of a step's settings."""
-    module, name, _ = STEPS[section]
+    module, name = STEPS[section]
     return getattr(importlib.import_module(module), name)
-
-
-def function_of(section: str) -> Callable[[Any], Any]:
-    """The function that carries out a step's settings."""
-    module, _, name = STEPS[section]
-    return getattr(settings_of(section) if name.startswith(".") else importlib.import_module(module), name.strip("."))
 
 
 @dataclass
@@ -74,21 +68,20 @@ class Step:
 
     Attributes:
         settings: a dataclass; of a script its words.
-        function: carries out the settings.
         values: of the names in `each`, in this combination.
     """
 
     section: str
     settings: Any
-    function: Callable[[Any], Any]
     path: Path | None
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def carry_out(self) -> int:
         """Do it; the exit status."""
         with said_of(self.path, unless=lambda error: isinstance(error, RunError)):
-            status = self.function(self.settings)
-            return status if isinstance(status, int) else 0  # `prepare` gives a manifest
+            if self.section.startswith(SCRIPT):
+                return subprocess.run([sys.executable, *self.settings]).returncode
+            return self.settings.carry_out() or 0
 
 
 def from_arguments(settings: type[T], arguments: argparse.Namespace) -> T:
@@ -146,10 +139,9 @@ def plan(path: Path, words: Sequence[str]) -> list[Step]:
             if name in settings:
                 fields = {entry.name for entry in dataclasses.fields(settings[name])}
                 of_step = {key: own[key] for key in fields & set(own)}
-                step = name, read(settings[name], part, of_step, path, rest), function_of(name)
+                steps.append(Step(name, read(settings[name], part, of_step, path, rest), path, values))
             else:
-                step = name, *_script(path, name, part)
-            steps.append(Step(*step, path, values))
+                steps.append(Step(name, _script(path, name, part), path, values))
     _check_folders(path, steps)
     return steps
 
@@ -167,7 +159,7 @@ def _flags(path: Path, content: DictConfig, settings: Mapping[str, type], words:
     return vars(parser.parse_args(words))
 
 
-def _script(path: Path, section: str, content: DictConfig) -> tuple[list[str], Callable[[Any], int]]:
+def _script(path: Path, section: str, content: DictConfig) -> list[str]:
     """The words of a program of Python's, whose place is relative to the file's; `words` are those without a flag."""
     file = path.parent / section.removeprefix(SCRIPT)
     if not file.is_file():
@@ -177,7 +169,7 @@ def _script(path: Path, section: str, content: DictConfig) -> tuple[list[str], C
     given = settings.pop("words", [])
     words = [str(word) for word in (given if isinstance(given, list) else [given])]
     flags = {name.replace("_", "-"): value for name, value in settings.items()}
-    return [str(file), *words, *words_of(flags)], lambda words: subprocess.run([sys.executable, *words]).returncode
+    return [str(file), *words, *words_of(flags)]
 
 
 def sections_of(content: DictConfig, path: Path | None, settings: Collection[str]) -> list[str]:
@@ -236,10 +228,10 @@ def _combinations(
 
 
 def _check_folders(path: Path, steps: Sequence[Step]) -> None:
-    """Refuse combinations whose tables would take each other's place."""
+    """Refuse combinations whose results would take each other's place."""
     given: dict[tuple[str, Path], Step] = {}
     for step in steps:
-        if step.section in STEPS and STEPS[step.section][2] == ".carry_out":
+        if getattr(step.settings, "out", None) is not None:
             there = given.setdefault((step.section, step.settings.out), step)
             if step.settings != there.settings:
                 missing = [f"${{{name}}}" for name, value in step.values.items() if value != there.values[name]]

@@ -3,7 +3,9 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,14 +123,14 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path, m
     replace(start, model=str(tmp_path / "link"), out=Path()).carry_out()
     assert checkpoint.stat().st_mtime_ns == written, "it was done"
     for other, said in (
-        ({"model": "other"}, "was converted with model .*first, not other; give another --out"),
-        ({"languages": "ro-en"}, "was converted with languages en-ro, not ro-en; give another --out"),
+        ({"model": "other"}, "was converted with model .*first, not other; give another OUT"),
+        ({"languages": "ro-en"}, "was converted with languages en-ro, not ro-en; give another OUT"),
     ):
         with pytest.raises(ValueError, match=said):
             replace(start, **other).carry_out()
     config = tmp_path / "first" / "config.json"
     config.write_text(config.read_text() + "\n")
-    with pytest.raises(ValueError, match=r"was converted with files \w+, not \w+; give another --out"):
+    with pytest.raises(ValueError, match=r"was converted with files \w+, not \w+; give another OUT"):
         start.carry_out()
     record = tmp_path / "model.name"
     config.write_text(config.read_text().rstrip("\n") + "\n")
@@ -224,7 +226,8 @@ def test_what_a_file_says_is_refused_by_file_and_key(
 
 def test_the_first_step_that_ends_otherwise_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     done = []
-    codes = {1: 0, 2: 130, 3: 0}
-    steps = [Step("x", number, lambda number: done.append(number) or codes[number], Path("c")) for number in codes]
+    codes = {1: 0, 2: 130, 3: None}
+    ends = [partial(lambda number: done.append(number) or codes[number], number) for number in codes]
+    steps = [Step("x", SimpleNamespace(carry_out=end), Path("c")) for end in ends]
     monkeypatch.setattr("attn_reg_plugin.commands.plan", lambda *_: steps)
     assert main(["run", "x.yaml", "--a", "b"]) == 130 and done == [1, 2]

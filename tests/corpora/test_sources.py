@@ -105,6 +105,13 @@ def test_the_hub_is_streamed_and_asked_for_the_right_configuration(monkeypatch: 
     assert splits["train train"][0] == Pair(1, "ro 0", "en 0")
 
 
+def test_a_folder_of_prepare_text_may_be_called_as_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "hub", train=3, valid=2, test=1)
+    monkeypatch.chdir(tmp_path)
+    splits, _ = read_splits(TextOptions(pair="en-ro", source="hub", out=Path("out")))
+    assert [(split.name, len(list(split.pairs))) for split in splits] == [("train", 3), ("valid", 2), ("test", 1)]
+
+
 def broken_rows() -> Iterator[dict]:
     yield from rows(1)
     raise OSError("cut off")

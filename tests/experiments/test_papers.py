@@ -125,7 +125,7 @@ def test_each_is_every_combination(tmp_path: Path) -> None:
     path.write_text(
         "each: {a: [1, 2], b: [x, y]}\nout: o\n"
         "compare: {data: d, out: '${out}/${a}${b}'}\n"
-        "script say.py: {words: ['${out}/r-${b}'], on: hans, fast: true}\n"
+        "script say.py: {words: '${out}/r-${b}', on: hans, fast: true}\n"
     )
     found = [step.settings for step in plan(path, [])]
     assert [str(one.out) for one in found[::2]] == ["o/1x", "o/1y", "o/2x", "o/2y"]

@@ -22,7 +22,7 @@ class Report:
     title: str = setting("above the page", "Training with attention regularizers")
     baseline: str = setting("what others are compared with", "plain", metavar="METHOD")
 
-    def publish(self) -> None:
+    def carry_out(self) -> None:
         """Write the page; a ValueError or FileNotFoundError says what is wrong, in one sentence."""
         from attn_reg_plugin.experiments.report.curves import load_matplotlib
         from attn_reg_plugin.experiments.report.page import page, read_experiment
