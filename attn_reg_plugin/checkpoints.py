@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,12 +112,11 @@ def is_damaged(path: Path) -> bool:
         return not (hindered or isinstance(reason, MemoryError) or "not enough memory" in str(reason))
 
 
-def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict[str, Any]:
+def load_state(path: Path) -> dict[str, Any]:
     """The state of a method, kept in a file of its own, on the CPU.
 
     Args:
         path: what `save_state` wrote; a ValueError says that it is damaged or something else, and what to do.
-        needed: the keys that it must have.
     """
     try:
         state = load_weights(path)
@@ -125,7 +124,7 @@ def load_state(path: Path, needed: Iterable[str] = ("epoch", "updates")) -> dict
         raise ValueError(f"{error}; {ANEW}") from None
     if not isinstance(state, dict):
         raise ValueError(f"{path} holds a {type(state).__name__} instead of a method's state; {ANEW}")
-    missing = [key for key in needed if key not in state]
+    missing = [key for key in ("epoch", "updates") if key not in state]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}, so it isn't a method's state; {ANEW}")
     return state

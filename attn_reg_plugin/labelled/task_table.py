@@ -252,6 +252,8 @@ def own_task(
         file_format = found.split(".")[1]
     if tagging != file_format.startswith("conll"):
         raise ValueError(f"--file-format {file_format} is not for {name}")
+    if kind == REGRESSION and label_set:
+        raise ValueError(f"--labels {labels} is not for regression, whose labels are numbers")
     known: tuple[str, ...] | None = label_set or None
     if kind == MULTIPLE_CHOICE:
         known = known or tuple(str(number) for number in range(len(text) - 1))

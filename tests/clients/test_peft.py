@@ -49,6 +49,12 @@ OTHERS = {
         feedforward_modules=["down_proj"],
         init_ia3_weights=False,
     ),
+    "oft": peft.OFTConfig(task_type="CAUSAL_LM", oft_block_size=4, r=0, target_modules=["q_proj"], init_weights=False),
+    "vera": peft.VeraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_weights=False),
+    "loha": peft.LoHaConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"], init_weights=False),
+    "adalora": peft.AdaLoraConfig(
+        task_type="CAUSAL_LM", init_r=2, target_r=1, total_step=9, target_modules=["q_proj"], init_lora_weights=False
+    ),
     "prompt": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
     "p-tuning": peft.PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, encoder_hidden_size=8),
     "prefix": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
@@ -109,6 +115,16 @@ def test_other_adapters(kind: str) -> None:
         step(model, inputs)
         dropped = [site.keep for site in regularizer.attached_sites]
     assert len(dropped) == 2 and not any(keep.all() for keep in dropped)
+
+
+def test_merged_adapters_have_the_same_masks() -> None:
+    model, kept = adapted("llama", lora("llama")), []
+    for merge in (lambda: None, model.merge_adapter):
+        merge()
+        with ADDrop(p=0.5, q=1.0, sites="*", cross_tuning="off").attach(model) as regularizer:
+            model(**batch("llama"))
+            kept.append([site.keep for site in regularizer.attached_sites])
+    assert len(kept[0]) == 2 and all(map(torch.equal, *kept))
 
 
 def test_a_trainer_of_adapters(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`LightningCallback` without Lightning: its hooks around a loop, as Lightning calls them."""
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +70,35 @@ def test_the_hooks_of_a_training(translator: nn.Module, batch: Any) -> None:
     again.on_exception(trainer, module, KeyboardInterrupt())
     beside.on_exception(trainer, module, KeyboardInterrupt())
     assert not again.regularizer.attached_sites and "training_step" not in vars(module)
+
+
+class Telling(Module):
+    """Returns its loss as Lightning allows it, too."""
+
+    told: Any = MappingProxyType({"accuracy": 1})
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        """Return the loss and more, or nothing."""
+        return None if self.told is None else {"loss": super().training_step(batch, index), **self.told}
+
+
+def test_a_method_of_two_passes_runs_the_step_on_the_repeated_batch(dropping_translator: nn.Module, batch: Any) -> None:
+    losses: list[Any] = []
+    for made in (Module, Telling):
+        callback, module = LightningCallback("r_drop", weight=2.0), made(dropping_translator)
+        callback.on_train_start(trainer_of(module), module)
+        torch.manual_seed(3)
+        losses.append(module.training_step(batch, 0))
+        callback.end()
+    with build("r_drop", weight=2.0).attach(dropping_translator) as regularizer:
+        torch.manual_seed(3)
+        expected = regularizer.loss(lambda both: dropping_translator(*both).sum(), batch)
+    assert losses[0] == losses[1].pop("loss") == expected and losses[1] == Telling.told
+    callback.on_train_start(trainer_of(module), module)
+    module.told = None
+    with pytest.raises(ValueError, match=r"^r_drop adds to the loss, but training_step returned NoneType"):
+        module.training_step(batch, 0)
+    callback.end()
 
 
 def test_a_state_that_does_not_fit_is_refused(translator: nn.Module) -> None:

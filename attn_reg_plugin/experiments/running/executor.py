@@ -90,9 +90,9 @@ def _follow(process: Any, follower: IO[str], watch: Callable[[TrainingLog], None
             watch(log)
 
 
-def tail_of(path: Path, count: int = 12) -> str:
+def tail_of(path: Path) -> str:
     """The last lines of a log."""
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
 
 
 def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
@@ -184,7 +184,7 @@ def carry_out(
     def work(one: Run, stop: Event) -> None:
         """Do a run, or add it to those that are done elsewhere."""
         known = one.finished()
-        progress = reporter.begin(one.name, epochs)
+        progress = reporter.begin(one.name, epochs, quiet=known)
         try:
             with slots.lent() as gpu:
                 (one if gpu is None else replace(one, device=gpu)).carry_out(progress.watch, stop)
@@ -225,9 +225,10 @@ class Reporter(Progress):
         super().__init__(*columns, console=console, disable=not console.is_terminal)
         self.runs, self.done, self.whole = runs, itertools.count(1), self.add_task("", total=runs)
 
-    def begin(self, title: str, epochs: int) -> RunProgress:
+    def begin(self, title: str, epochs: int, quiet: bool = False) -> RunProgress:
         """A run of `epochs` epochs begins; several may go on at a time, in threads."""
-        say(self.console, f"{title}: training")
+        if not quiet:
+            say(self.console, f"{title}: training")
         return RunProgress(self, title, epochs)
 
 

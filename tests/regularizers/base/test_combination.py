@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attn_reg_plugin import ADDrop, AttentionLayerDrop
+from attn_reg_plugin.callbacks import logged
 from attn_reg_plugin.regularizers import Combination, Regularizer, build
 from attn_reg_plugin.regularizers.base.repeated_batch import repeated
 from attn_reg_plugin.regularizers.base.statistics import summary
@@ -107,6 +108,15 @@ def test_hidden_cut_looks_at_the_map_that_is_left(translator, batch, monkeypatch
         both.loss(lambda b: loss_of(translator(*b), b[1]), batch)
     expected = batch[0].ne(PAD) / batch[0].ne(PAD).sum(-1, keepdim=True)
     torch.testing.assert_close(shown[0], expected.repeat(2, 1)[:, None, None, :].expand(6, 2, 6, 6))
+
+
+def test_a_log_has_the_mean_rate_of_each(translator, batch):
+    both = together("ad_drop", "head_drop", ad_drop=AD_DROP, head_drop={"p": 0.6})
+    with both.attach(translator):
+        translator(*batch)
+        found = logged(both, torch.device("cpu"), by_site=False)
+    rates = {name for name, value in found.items() if name.endswith("_rate") and 0 < value < 1}
+    assert rates == {"attn_reg/drop_rate", "attn_reg/head_drop_rate"}
 
 
 @pytest.mark.parametrize("first", ["ad_drop", "scheduled_dropout"])
