@@ -123,7 +123,7 @@ def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, e
         ({"kind": CLASSIFICATION, "text_columns": "a"}, r"has no training file; it must be one of train\.tsv"),
         ({"kind": "ranking", "text_columns": "a", "file_format": "csv"}, "the kind is 'ranking', but must be one of"),
         ({"kind": TAGGING, "file_format": "csv"}, "--file-format csv is not for tagging"),
-        ({"kind": REGRESSION, "text_columns": "a", "labels": "1,2", "file_format": "csv"}, "--labels 1,2 is not for reg"),
+        ({"kind": REGRESSION, "text_columns": "a", "labels": "1,2", "file_format": "csv"}, "--labels 1,2 is not for"),
         ({"kind": CLASSIFICATION, "text_columns": "a,b,c", "file_format": "csv"}, "1 or 2 --text-columns, not 3"),
         ({"kind": MULTIPLE_CHOICE, "text_columns": "a,b", "file_format": "csv"}, "3 or more --text-columns, not 2"),
         ({"kind": TAGGING, "text_columns": "a,b"}, "tagging has 1 --text-columns, not 2"),
