@@ -28,7 +28,6 @@ class Method:
         regularizer: the registered method, several joined by `+`; None of plain training.
         flags: of fairseq-train.
         asked: the flags that were given for it; the others are the preset's.
-        together: flags that mean something together, see `Preset`.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Method:
     regularizer: str | None
     flags: Flags
     asked: frozenset[str] = field(default=frozenset(), compare=False)
-    together: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -58,22 +56,19 @@ class Method:
         """The flags of a training that has `common` flags for every method: those of the method win.
 
         Those that nobody gave and that have the default do not: `--attn-sites '*'` of every training holds for a method
-        of which no sites are said. Flags of a preset that mean something together go where `common` has any of them.
+        of which no sites are said.
         """
         defaults = {**completed({"attn-reg": self.regularizer or ""}), "attn-reg": None}
-        gone = self.together if self.together & set(common) and not self.asked & self.together else frozenset()
         own = {
             flag: value
             for flag, value in self.flags.items()
-            if flag not in gone and (flag in self.asked or flag not in common or defaults.get(flag) != str(value))
+            if flag in self.asked or flag not in common or defaults.get(flag) != str(value)
         }
         return {**common, **own}
 
     def with_flags(self, more: Flags) -> Method:
-        """The method with more flags, which win; what means something together with them goes."""
-        gone = self.together if self.together & set(more) else frozenset()
-        kept = {flag: value for flag, value in self.flags.items() if flag not in gone or flag in self.asked}
-        return replace(self, flags={**kept, **more}, asked=self.asked | set(more), together=self.together - gone)
+        """The method with more flags, which win."""
+        return replace(self, flags={**self.flags, **more}, asked=self.asked | set(more))
 
 
 #: what needs no regularizer: the model as it is, after an update that changes no bit of it; plain training; and the
@@ -96,8 +91,7 @@ def known_methods(without: Iterable[str] = ()) -> dict[str, Method]:
     for name, regularizer in REGISTRY.items():
         for preset in presets_of(regularizer):
             flags = {option_flag(name, key): _for_flag(name, key, value) for key, value in preset.options.items()}
-            together = frozenset(option_flag(name, key) for key in preset.together)
-            found[preset.name] = Method(preset.name, preset.name, name, {"attn-reg": name, **flags}, together=together)
+            found[preset.name] = Method(preset.name, preset.name, name, {"attn-reg": name, **flags})
     return {name: method for name, method in found.items() if name not in without}
 
 
@@ -227,6 +221,5 @@ def find_method(name: str, table: Mapping[str, Method]) -> Method:
     if len(sites) > 1:
         raise ValueError(f"methods: {joined} has the sites {', '.join(sorted(sites))}; --attn-sites holds for all")
     flags = {flag: value for part in parts for flag, value in part.flags.items()} | {"attn-reg": joined}
-    together = frozenset().union(*(part.together for part in parts))
-    found = Method(name, name, joined, flags, together=together)
+    found = Method(name, name, joined, flags)
     return replace(found, flags=_checked("methods", found))

@@ -161,7 +161,6 @@ class ScheduledDropout(Timed):
             "scheduled_dropout",
             "scheduled dropout",
             {"sites": "encoder.self", "unit": "progress", "schedule": PAPER},
-            together=("unit", "schedule"),
         ),
     )
 

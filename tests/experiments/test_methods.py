@@ -1,7 +1,5 @@
 """The methods of comparisons: their flags from the registry, and settings of their own in a configuration."""
 
-from typing import Any
-
 import pytest
 
 from attn_reg_plugin.experiments.methods import BASELINES, Method, known_methods, select_methods
@@ -56,32 +54,6 @@ def test_no_two_rows_share_a_name_and_a_method_has_its_own() -> None:
     assert all(row.regularizer == row.name for row in rows.values() if row.name in REGISTRY)
 
 
-OWN = "drop encoder.self: 0:0.6 1000:0.1"
-OWN_FLAG = f"--scheduled-dropout-schedule='{OWN}'"
-TOGETHER = "r_drop+scheduled_dropout"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "overrides"),
-    [
-        ({"scheduled_dropout": {"schedule": OWN}}, []),
-        ({"mine": {"like": TOGETHER, "scheduled_dropout_schedule": OWN}}, []),
-        ({"mine": {"like": TOGETHER, "flags": OWN_FLAG}}, []),
-        ("scheduled_dropout", [f"scheduled_dropout={OWN_FLAG}"]),
-        ([TOGETHER], [f"{TOGETHER}={OWN_FLAG}"]),
-        ({"mine": {"like": TOGETHER, "sites": "*", "flags": "--lr 1"}}, [f"mine={OWN_FLAG}"]),
-    ],
-)
-def test_a_schedule_of_ones_own_counts_updates(wanted: Any, overrides: list) -> None:
-    """The preset's counts the share of the training: what means something together goes together."""
-    (method,) = select_methods(wanted, overrides)
-    given = flags_of(method)
-    assert "scheduled-dropout-unit" not in given and given["scheduled-dropout-schedule"] == OWN
-    assert given["attn-reg"] == method.regularizer
-    if "mine" in wanted:
-        assert given["r-drop-weight"] == "1.0" and ("lr" in given) == bool(overrides)
-
-
 def test_switches_and_texts() -> None:
     for name, setting, words in (
         ("attend_out", {"normalize": True}, ["--attend-out-normalize"]),
@@ -112,6 +84,11 @@ def test_a_mapping_gives_each_its_settings() -> None:
         ({"ad_drop": {"p": 2}}, [], r"methods: ad_drop: p is 2, but must lie in \[0, 1\]"),
         ({"ad_drop": {"r": 2}}, [], "ad_drop: unknown setting 'r'; the settings are: like, title, flags, sites, unit"),
         ({"ad_drop": {"p": "x"}}, [], "methods: ad_drop: p is 'x', but must be a number"),
+        (
+            {"scheduled_dropout": {"schedule": "drop *: 0:1 9:0"}},
+            [],
+            "a point at 9, but unit is progress, which ends at 1",
+        ),
         ({"ad_drop": 3}, [], "methods: ad_drop is 3, but must be a mapping of settings"),
         ({"mine": None}, [], "unknown method 'mine'; the methods are: untuned, plain"),
         ({"a/b": {"like": "plain"}}, [], "methods: 'a/b' isn't a name for a folder"),
@@ -152,9 +129,6 @@ def test_flags_of_every_training_yield_to_what_a_row_asks_for_and_win_over_defau
     assert [found["own"][name] for name in names] == ["ad_drop", "encoder.self", "2", "gradient"]
     assert [found["ad_drop_rd"][name] for name in names] == ["ad_drop", "*", "1", "random"]
     assert found["plain"]["attn-reg"] == "none"
-    (scheduled,) = select_methods("scheduled_dropout")
-    found = scheduled.among({"scheduled-dropout-schedule": "drop *: 0:0 9:0.1", "attn-sites": "*"})
-    assert found["scheduled-dropout-schedule"] == "drop *: 0:0 9:0.1" and "scheduled-dropout-unit" not in found
 
 
 def test_methods_that_act_together() -> None:

@@ -28,13 +28,11 @@ class Preset:
         name: as `--methods` names it.
         title: as tables name it.
         options: of the method; the others have their defaults.
-        together: options that mean something together: where a configuration gives one of them, the preset gives none.
     """
 
     name: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    together: tuple[str, ...] = ()
 
 
 def presets_of(method: type[Regularizer]) -> tuple[Preset, ...]:
