@@ -17,9 +17,9 @@ from attn_reg_plugin.files import naming_writer, open_file, whole_file
 
 #: how the files of weights are called that transformers reads from a folder
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-#: in torch's refusals of a type that is not allowed
+#: what torch says where it refuses a type that is not allowed
 _FOREIGN = re.compile("unsupported (global|class)|can only (build|create)", re.IGNORECASE)
-#: of a system that does not let us read a file now, whatever is in it
+#: errors that say that a file cannot be read now, whatever is in it
 _HINDRANCES = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 #: what to do about a state that cannot be used
 ANEW = "move it away, and the method starts anew from the checkpoint's weights"

@@ -38,7 +38,7 @@ def translated(model: MarianMTModel, tokenizer: Any, sentences: Sequence[str]) -
 
 
 def measure(run: Path, folder: str) -> dict[str, Any]:
-    """Of each test set: the number of sentences, those that both translate alike, and BLEU on raw references."""
+    """Count the sentences of each test set and those that both translate alike, and take BLEU on raw references."""
     data = DataFolder.open(Path(read_json(run / "run.json")["paths"]["data"]).parent)
     model, tokenizer = MarianMTModel.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
     found = {}

@@ -243,7 +243,7 @@ def _outer_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
 def _record(tape: Tape, inputs: Inputs) -> Tensor:
     """The probe's attention: its output is kept on the tape, at the start of the graph if nothing is below it.
 
-    It is the forward's but in rows without a valid key, which no row of a valid token reads.
+    It equals the forward's except in rows without a valid key, which no row of a valid token reads.
     """
     value = inputs.value
     if tape.tokens is not None:

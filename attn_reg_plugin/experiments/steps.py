@@ -50,9 +50,9 @@ STEPS: dict[str, tuple[str, str]] = {
 }
 #: how the name of a file of settings ends
 FILES = (".yaml", ".yml")
-#: of a file also `script FILE.py`, and `each`
+#: a file may also have sections `script FILE.py`, and one `each`
 EACH, SCRIPT = "each", "script "
-#: of the values in `each`
+#: more combinations of the values in `each` are refused
 MOST_COMBINATIONS = 1_000
 
 

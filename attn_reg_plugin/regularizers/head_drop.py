@@ -71,7 +71,7 @@ class HeadDrop(Timed):
         return self.curve(self.position()) if self.turn else self.p
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
-        """Announce the number of updates, which only a V over progress needs."""
+        """Announce the number of updates, which only a V needs."""
         if self.turn:
             super().begin_training(updates, epochs)
 

@@ -25,7 +25,7 @@ FAIRSEQ_SETTINGS = (
     ("train_subset", "dataset.train_subset"),
     ("ddp_backend", "distributed_training.ddp_backend"),
 )
-#: those of them that are lists, which a text cannot take
+#: settings that are lists, which a text cannot take
 LISTS = ("update_freq",)
 
 

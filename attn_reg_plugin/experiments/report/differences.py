@@ -3,10 +3,10 @@
 A seed fixes the initial weights, the order of the batches and, where it is drawn anew for every seed, the part that is
 trained on, so runs of the same seed are compared with each other. The interval is a percentile bootstrap that draws the
 seeds and the examples of the test set anew, each with replacement, the same ones for both. For BLEU and one seed it is
-sacrebleu's paired bootstrap. A draw is the mean over all seeds on the drawn examples, and to it comes by how much the
-drawn seeds differ from all of them on the whole set: on the drawn examples, chance of seeds and examples together would
-count twice (Owen 2007, "The pigeonhole bootstrap"). Means of few drawn seeds vary too little (Hesterberg 2015,
-"What teachers should know about the bootstrap"), so this part is widened: intervals over 3 seeds then cover 95 % of
+sacrebleu's paired bootstrap. A draw is the mean over all seeds on the drawn examples, plus the deviation of the drawn
+seeds from all seeds on the whole set: seeds and examples drawn at once would count their common chance twice (Owen
+2007, "The pigeonhole bootstrap"). Means of few drawn seeds vary too little (Hesterberg 2015,
+"What teachers should know about the bootstrap"), so that deviation is widened: intervals over 3 seeds then cover 95 % of
 normal differences instead of 75 %. Without examples the interval is Student's over the seeds.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: draws of a bootstrap, as many as sacrebleu takes
 RESAMPLES = 1000
-#: of the random numbers, sacrebleu's
+#: the seed of the draws is sacrebleu's
 _SEED = 12345
 #: weights of examples that are in memory at a time
 _AT_A_TIME = 4_000_000
@@ -55,7 +55,7 @@ class Difference:
     drawn: str
 
     def text(self, digits: int) -> str:
-        """`+2.10 [+0.35, +3.91]`, without an interval where there is none; -0.00 is below 0, +0.00 at it or above."""
+        """`+2.10 [+0.35, +3.91]`, without an interval where there is none; what rounds to 0 keeps its sign, as -0.00."""
         mean, *ends = (
             None if value is None else f"{round(value, 9) + 0.0:+.{digits}f}"  # without rounding errors of a tie
             for value in (self.mean, self.low, self.high)
