@@ -6,8 +6,8 @@ seeds and the examples of the test set anew, each with replacement, the same one
 sacrebleu's paired bootstrap. A draw is the mean over all seeds on the drawn examples, plus the deviation of the drawn
 seeds from all seeds on the whole set: seeds and examples drawn at once would count their common chance twice (Owen
 2007, "The pigeonhole bootstrap"). Means of few drawn seeds vary too little (Hesterberg 2015,
-"What teachers should know about the bootstrap"), so that deviation is widened: intervals over 3 seeds then cover 95 % of
-normal differences instead of 75 %. Without examples the interval is Student's over the seeds.
+"What teachers should know about the bootstrap"), so that deviation is widened: intervals over 3 seeds then cover 95 %
+of normal differences instead of 75 %. Without examples the interval is Student's over the seeds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Difference:
     drawn: str
 
     def text(self, digits: int) -> str:
-        """`+2.10 [+0.35, +3.91]`, without an interval where there is none; what rounds to 0 keeps its sign, as -0.00."""
+        """`+2.10 [+0.35, +3.91]`, without an interval where there is none; what rounds to 0 keeps its sign: -0.00."""
         mean, *ends = (
             None if value is None else f"{round(value, 9) + 0.0:+.{digits}f}"  # without rounding errors of a tie
             for value in (self.mean, self.low, self.high)
