@@ -1,6 +1,5 @@
 """`attn-reg sweep`: what its file may say, the runs of its trials, and what it reports."""
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -117,7 +116,6 @@ def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
     (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2"])
     found = step.settings
     assert (found.finetune["task"], found.out, found.comparison().jobs) == ("cola", Path("o/cola"), 2)
-    assert dataclasses.replace(step, function=lambda _: {"complete": True}).carry_out() == 0, "steps before it go on"
     with pytest.raises(SystemExit):
         main(["sweep", str(tmp_path / "s.yaml"), "--space", "{}"])
 
