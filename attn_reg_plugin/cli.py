@@ -118,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         extra = f"'.[{EXTRAS[error.name]}]'"
         said = f"{error.name} is not installed; in the checkout of this package, pip install {extra} brings it"
+    except KeyboardInterrupt:
+        print(f"attn-reg {command}: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # whoever read standard output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_reg_plugin import configuration
-from attn_reg_plugin.experiments.steps import Step, from_arguments, plan, settings_of
+from attn_reg_plugin.experiments.steps import STEPS, Step, from_arguments, plan, settings_of
 
 
 class Listing(argparse.Action):
@@ -22,10 +22,10 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     """Add the settings of a command, and flags that list what there is."""
     if command == "run":
         parser.usage = "attn-reg run FILE [--SETTING VALUE ...] [-- flags of fairseq-train]"
-        what = "YAML with a section per step: convert opus-mt, prepare ..., compare, finetune, sweep, bench, report"
+        what = f"YAML with a section per step: {', '.join(STEPS)}, or script FILE.py"
         parser.add_argument("file", type=Path, metavar="FILE", help=what)
         text = "flags that win over the file: of values above its sections, and of any step; `FILE -h` lists them"
-        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="SETTING", help=text)
+        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="SETTING", help=text).required = False
         return
     settings = settings_of(command)
     parser.usage = getattr(settings, "USAGE", None)

@@ -147,6 +147,14 @@ sys.exit(main(["compare", "x", "--out", "y"]))
 """
 
 
+def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attn_reg_plugin.commands.run", interrupted)
+    assert main(["bench"]) == 130 and capsys.readouterr().err == "attn-reg bench: interrupted\n"
+
+
 def test_a_package_that_is_not_installed() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_RICH], capture_output=True, text=True, check=False)
     said = "attn-reg compare: rich is not installed; in the checkout of this package, pip install '.[experiments]'"

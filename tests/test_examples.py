@@ -171,6 +171,10 @@ def test_robustness_is_measured_by_heuristic_and_label(
     table = " ".join((tmp_path / "out" / "robustness.md").read_text(encoding="utf-8").split())
     assert "| plain | a, non-entailment | 50 | 70.71 | 2 |" in table
     assert (tmp_path / "out" / "robustness.png").read_bytes().startswith(b"\x89PNG")
+    hans.write_text("sentence1\tsentence2\tlabel\n" + 4 * "w1\tw2\t0\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["x", str(model.parent), "--pairs", str(hans)])
+    with pytest.raises(SystemExit, match="own-seed1 says entailment, but the labels of the pairs are 0"):
+        robustness.main()
 
 
 TEXTS = ["w1 w2 w3 w4", "w5 w6 w7", "w8 w9", "w1"]

@@ -157,9 +157,10 @@ class FineTuning(Comparison):
 
         own = {name: getattr(self, name) for name in _OWN}
         if self.task not in KINDS:
-            if given := [name for name, value in own.items() if value]:
+            task, given = find_task(self.task), [name for name, value in own.items() if value]
+            if given:
                 raise ValueError(f"{self.task} is a task with files of its own; leave {flag_of(given[0])} out")
-            return find_task(self.task)
+            return task
         if is_hub(self.data):
             raise ValueError(f"{self.task} is for files of your own, but DATA is {self.data}")
         return own_task(self.task, **own, data=self.data)

@@ -208,7 +208,8 @@ TASKS: dict[str, LabelledTask] = {row.name: row for row in _ROWS}
 def find_task(name: str) -> LabelledTask:
     """The row of a task; a ValueError lists those there are."""
     if name not in TASKS:
-        raise ValueError(f"unknown labelled task {name!r}; the tasks are: {', '.join(TASKS)}")
+        own = f"and of files of your own {', '.join(KINDS)}"
+        raise ValueError(f"unknown labelled task {name!r}; the tasks are: {', '.join(TASKS)}, {own}")
     return TASKS[name]
 
 
@@ -244,6 +245,8 @@ def own_task(
     if not {MULTIPLE_CHOICE: len(text) > 2, TAGGING: len(text) < 2}.get(kind, 0 < len(text) < 3):
         raise ValueError(f"{name} has {allowed} --text-columns, not {len(text)} ({', '.join(text)})")
     text = text or _WORDS
+    if data and not Path(data).is_dir():
+        raise ValueError(f"the data folder {data} does not exist; give the one with your files")
     if not file_format:
         names = [f"train.{name}{end}" for name in FORMATS for end in ("", ".gz")]
         found = next((name for name in names if data and (Path(data) / name).is_file()), "train.conll" * tagging)

@@ -233,7 +233,10 @@ def feed_forward_of(model: nn.Module, site: AttentionSite, every: Iterable[Atten
             while name.endswith(f".{ADAPTED}"):
                 name = name.rpartition(".")[0]
             return inside[name]
-    raise OptionError("sites", f"the layer of {site.name} has no feed-forward network that hidden_cut could cut")
+    raise OptionError(
+        "sites",
+        f"the layer of {site.name} has no feed-forward network with more dimensions inside, which hidden_cut could cut",
+    )
 
 
 def _refuse_experts(site: AttentionSite, modules: Mapping[str, nn.Module]) -> None:

@@ -67,7 +67,11 @@ def accuracies(folders: list[Path], examples: pd.DataFrame, hans: bool) -> pd.Da
         said = pd.Series(predict(exported(folder), examples), index=examples.index)
         if hans:
             said = said.where(said == "entailment", "non-entailment")
-        right = 100.0 * (said.str.removeprefix("LABEL_") == examples["label"])
+        said = said.str.removeprefix("LABEL_")
+        if not set(said) & set(examples["label"]):
+            known, wanted = (", ".join(sorted(set(labels))) for labels in (said, examples["label"]))
+            sys.exit(f"{folder} says {known}, but the labels of the pairs are {wanted}")
+        right = 100.0 * (said == examples["label"])
         by_group = {**right.groupby(examples["group"]).mean(), "all": right.mean()}
         rows += [(method, int(seed), group, value) for group, value in by_group.items()]
         print(f"{folder.name}: {right.mean():.2f}" + (" (one label for every example)" if said.nunique() == 1 else ""))

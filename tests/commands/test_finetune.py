@@ -107,6 +107,11 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
     for words, reason in (
         ([*rte, *columns], "--: rte is a task with files of its own; leave --text-columns out"),
         (["classification", "hub", *rte[2:], *columns], "classification is for files of your own, but DATA is hub"),
+        (
+            ["clasification", *rte[1:], *columns],
+            "unknown labelled task 'clasification'; .* own classification, regress",
+        ),
+        (["classification", "gone", *rte[2:], *columns], "the data folder gone does not exist; give the one with your"),
         (["classification", str(folder), *rte[2:]], "has 1 or 2 --text-columns, not 0"),
         (["tagging", str(folder), *rte[2:]], "--file-format|has no training file|csv is not for tagging"),
     ):

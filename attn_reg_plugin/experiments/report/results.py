@@ -12,7 +12,7 @@ from attn_reg_plugin.experiments.predicted import read_predictions
 from attn_reg_plugin.experiments.report.differences import Key
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.running.run import LABELLED, Run, read_runs
-from attn_reg_plugin.experiments.running.training_log import read_log
+from attn_reg_plugin.experiments.running.training_log import TrainingLog, read_log
 from attn_reg_plugin.files import raw_lines
 
 #: figures that fairseq logs with every validation and that say nothing of the model
@@ -57,10 +57,27 @@ class RunResult:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def log(self) -> TrainingLog:
+        """What fairseq-train said; empty without a log."""
+        path = self.folder / "train.log"
+        return read_log(path) if path.is_file() else TrainingLog()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it names a method that regularized none of the epochs, as its log says."""
+        epochs, names = self.log.trainings.values(), self.settings.get("flags", {}).get("attn-reg", "none")
+        return names != "none" and bool(epochs) and not any("attn_reg/regularized" in figures for figures in epochs)
+
+    @property
+    def warming(self) -> bool:
+        """Whether it ended before the learning rate had risen."""
+        updates = max((updates for _, updates in self.log.validations), default=math.inf)
+        return bool(self.epochs) and updates < float(self.settings.get("flags", {}).get("warmup-updates", 0))
+
+    @cached_property
     def curves(self) -> dict[str, dict[float, float]]:
         """`validation NAME` or `training NAME` -> epoch -> the last value in its log that is finite."""
-        log = self.folder / "train.log"
-        history = read_log(log).history().replace([math.inf, -math.inf], math.nan) if log.is_file() else {}
+        history = self.log.history().replace([math.inf, -math.inf], math.nan)
         nll = "valid_nll_loss" in history  # with label smoothing, `loss` is another function for some methods
         names = {}
         for name in (name for name in history if name.startswith("valid_")):

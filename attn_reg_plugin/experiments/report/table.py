@@ -69,6 +69,8 @@ class Row:
         differences: to the baseline, by subset and metric.
         constant: seeds of the runs that predict one class, or translate into one sentence.
         rising: seeds of the runs that were best in the last epoch.
+        idle: seeds of the runs in which the method did not act.
+        warming: seeds of the runs that ended while the learning rate rose.
     """
 
     method: str
@@ -81,6 +83,8 @@ class Row:
     differences: dict[str, dict[str, Difference]] = field(default_factory=dict)
     constant: list[int] = field(default_factory=list)
     rising: list[int] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
+    warming: list[int] = field(default_factory=list)
 
 
 def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
@@ -105,10 +109,10 @@ def summarize(runs: Sequence[RunResult], baseline: str = PLAIN) -> list[Row]:
         for key in dict.fromkeys(key for run in own for key in run.scores):
             values = [run.scores[key] for run in own if key in run.scores]
             figures.setdefault(key[0], {})[key[1]] = figure_of(values)
-        time, constant = mean_of(own, "seconds"), [run.seed for run in own if run.constant]
-        rising = [run.seed for run in own if run.rising]
+        time = mean_of(own, "seconds")
         relative = time.mean / plain.mean if time and plain and plain.mean > 0 else None
-        about = mean_of(own, "epochs"), time, relative, compared.get(method, {}), constant, rising
+        odd = [[run.seed for run in own if getattr(run, what)] for what in ("constant", "rising", "idle", "warming")]
+        about = mean_of(own, "epochs"), time, relative, compared.get(method, {}), *odd
         rows.append(Row(method, own[0].title, len(own), figures, *about))
     return rows
 
@@ -175,8 +179,13 @@ def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
         for row in rows
         if row.constant
     ]
-    if rising := [f"{row.title} ({len(row.rising)} of {row.seeds})" for row in rows if row.rising]:
-        notes.append(f"runs that were best in the last epoch, so that more may change the order: {'; '.join(rising)}")
+    for what, said in (
+        ("rising", "runs that were best in the last epoch, so that more may change the order"),
+        ("idle", "runs that no method regularized, so that they are plain ones (one epoch of cross-tuning is plain)"),
+        ("warming", "runs that ended while the learning rate rose, so that they learnt little: lower --warmup"),
+    ):
+        if found := [f"{row.title} ({len(getattr(row, what))} of {row.seeds})" for row in rows if getattr(row, what)]:
+            notes.append(f"{said}: {'; '.join(found)}")
     notes.append("elapsed: wall-clock seconds in updates, which other work on the machine lengthens")
     few = f"in italics, in a terminal dim: fewer than {ENOUGH} seeds"
     return notes + [few] * any(row.seeds < ENOUGH for row in rows)
@@ -193,6 +202,8 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
     results = [result_of(run) for run in runs]
     rows, subsets = summarize(results), names_of_subsets(results)
     table, notes = cells(rows, subsets), [*notes, *notes_of(rows)]
+    there = {path.parent.name for path in out.glob("[!._]*/run.json")} - {run.folder.name for run in runs}
+    notes += [f"{len(there)} other runs in {out} are not in this table, but in attn-reg report {out}"] if there else []
     content = {
         "task": runs[0].settings["task"],
         "signatures": runs[0].result().get("signatures", []),

@@ -121,6 +121,24 @@ def test_runs_that_were_best_in_the_last_epoch_are_said(tmp_path: Path) -> None:
     assert not [note for note in notes_of(rows) if note.startswith(risen)], "the fifth of six epochs"
 
 
+def test_runs_that_could_not_show_a_method_are_said(tmp_path: Path) -> None:
+    """As one epoch of cross-tuning, or a training within the warm-up; and other runs of the folder."""
+    root = make_comparison(tmp_path, {"plain": 20.0, "ad_drop": 21.0}, (1, 2))
+    log, settings = root / "ad_drop-seed2" / "train.log", root / "ad_drop-seed2" / "run.json"
+    acted = log.read_text().replace('"train_nll_loss"', '"train_attn_reg/regularized": "0.5", "train_nll_loss"')
+    log.write_text(acted)
+    settings.write_text(settings.read_text().replace('"lr": 0.001', '"lr": 0.001, "warmup-updates": 61'))
+    runs = read_runs(root)
+    plain, other = summarize([result_of(run) for run in runs])[::-1]
+    assert (plain.idle, plain.warming, other.idle, other.warming) == ([], [], [1], [2])
+    publish(root, runs[:2], [], Console(file=io.StringIO()))
+    notes = (root / "results.md").read_text()
+    assert (
+        "(one epoch of cross-tuning is plain): ad_drop (1 of 2)" in notes and "lower --warmup: ad_drop (1 of 2" in notes
+    )
+    assert f"2 other runs in {root} are not in this table, but in attn-reg report {root}" in notes
+
+
 def test_a_table_is_published(tmp_path: Path) -> None:
     make_comparison(tmp_path, {"plain": 20.0, "ad_drop": 22.0})
     runs = sorted(read_runs(tmp_path), key=lambda one: one.method != "plain")
