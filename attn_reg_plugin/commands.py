@@ -60,9 +60,10 @@ def _methods(command: str) -> list[str]:
 
 
 def _tasks() -> list[str]:
-    from attn_reg_plugin.labelled import TASKS
+    from attn_reg_plugin.labelled import KINDS, TASKS
 
-    return [f"{name:14}{task.kind.replace('_', ' ')}, {', '.join(task.metrics)}" for name, task in TASKS.items()]
+    named = [f"{name:16}{task.kind.replace('_', ' ')}, {', '.join(task.metrics)}" for name, task in TASKS.items()]
+    return [*named, *(f"{kind:16}of files of your own" for kind in KINDS)]
 
 
 def _rows() -> list[str]:
