@@ -115,7 +115,9 @@ def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advic
 
 
 def example_outcomes(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Outcome:
-    """Mean negative log-likelihood of each example and share of right answers; of regression, ± the squared error.
+    """Give the loss and the metric of each example: mean negative log-likelihood, and share of right answers.
+
+    Of a regression: the squared error, and minus that.
 
     Args:
         logits: or log-probabilities, (B, C) or (B, T, V); of regression (B,) or (B, C).

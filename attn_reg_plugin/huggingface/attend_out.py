@@ -92,7 +92,7 @@ class TrainerProblem:
 
 
 def example_losses(outputs: Any, targets: Tensor) -> Outcome | None:
-    """The `example_outcomes`.
+    """Take the `example_outcomes` of a model of transformers.
 
     Args:
         outputs: of a model, with logits (B, C) or (B, T, V); (B, 1) for regression.

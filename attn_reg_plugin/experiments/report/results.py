@@ -65,8 +65,8 @@ class RunResult:
     @property
     def idle(self) -> bool:
         """Whether it names a method that regularized none of the epochs, as its log says."""
-        epochs, names = self.log.trainings.values(), self.settings.get("flags", {}).get("attn-reg", "none")
-        return names != "none" and bool(epochs) and not any("attn_reg/regularized" in figures for figures in epochs)
+        epochs, method = self.log.trainings.values(), self.settings.get("flags", {}).get("attn-reg", "none")
+        return method != "none" and bool(epochs) and not any("attn_reg/regularized" in figures for figures in epochs)
 
     @property
     def warming(self) -> bool:
