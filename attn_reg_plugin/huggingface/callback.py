@@ -57,8 +57,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     Raises:
         TypeError: it isn't a regularizer.
         ValueError: where the trainer is made, one that cannot be regularized, sites that match nothing in its model, or
-            another callback; as training starts, rewards without data, or a checkpoint with a damaged
-            state.
+            another callback; as training starts, rewards without data, or a checkpoint with a damaged state.
     """
 
     trainer: Trainer | None = None

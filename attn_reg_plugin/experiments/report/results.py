@@ -58,9 +58,8 @@ class RunResult:
 
     @cached_property
     def log(self) -> TrainingLog:
-        """What fairseq-train said; empty without a log."""
-        path = self.folder / "train.log"
-        return read_log(path) if path.is_file() else TrainingLog()
+        """The log of its training; empty without one."""
+        return read_log(self.folder / "train.log")
 
     @property
     def idle(self) -> bool:

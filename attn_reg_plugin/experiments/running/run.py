@@ -122,8 +122,7 @@ class Run:
 
     def log(self) -> TrainingLog:
         """The log of the training so far; empty without one, which a finished run does not need any more."""
-        path = self.folder / "train.log"
-        return read_log(path) if path.is_file() else TrainingLog()
+        return read_log(self.folder / "train.log")
 
     def measure(self, lock: int, stop: Event | None = None) -> dict[str, Any]:
         """Measure the test sets with the best checkpoint; the parts of the result beside `training`."""

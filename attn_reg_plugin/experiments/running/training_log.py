@@ -119,9 +119,9 @@ class TrainingLog:
 
 
 def read_log(path: Path) -> TrainingLog:
-    """The figures of a whole log file."""
+    """Read the figures of a whole log file; there are none without the file."""
     log = TrainingLog()
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         log.add(line)
     return log
 

@@ -79,7 +79,7 @@ def build(name: str, **options: Any) -> Regularizer:
 
 
 def attach(model: nn.Module, method: str, **options: Any) -> Attachment | Combination:
-    """Build a method and attach it in one line: `attach(model, "ad_drop", p=0.3)`; see both for the rest.
+    """Build a method and attach it: `attach(model, "ad_drop", p=0.3)`; see `build` and `Regularizer.attach`.
 
     Returns:
         A context manager that detaches; its `regularizer` hears of epochs and updates.
