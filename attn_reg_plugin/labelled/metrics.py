@@ -9,11 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING
+from attn_reg_plugin.labelled.task_table import (
+    CLASSIFICATION,
+    MULTIPLE_CHOICE,
+    PLACES,
+    REGRESSION,
+    TAGGING,
+    entity_tags,
+)
 
 Score = Callable[[np.ndarray, np.ndarray], float]
-#: places of a word in an entity, in all the schemes there are, and as seqeval writes them, which does not know BILOU
-_PLACES, _WRITTEN = "BIESLU", "BIESES"
+#: `PLACES` as seqeval writes them, which does not know BILOU
+_WRITTEN = "BIESES"
 #: stands between the sentences of collected tags
 SENTENCE_END = -1
 
@@ -100,26 +107,21 @@ def tag_codes(labels: Sequence[str]) -> list[int]:
     Scores are computed where only numbers arrive (fairseq adds up what ranks log). Tags that aren't `O` or a place and
     a type, such as `B-PER`, belong to no entity.
     """
-    types = sorted({label[2:] for label in labels if is_entity_tag(label)})
-    codes = []
+    tags = entity_tags(labels)
+    types, codes = sorted({tag[2:] for tag in tags}), []
     for number, label in enumerate(labels):
-        if is_entity_tag(label):
-            codes.append(len(_PLACES) * (1 + types.index(label[2:])) + _PLACES.index(label[0]))
+        if label in tags:
+            codes.append(len(PLACES) * (1 + types.index(label[2:])) + PLACES.index(label[0]))
         else:
             codes.append(0 if label == "O" else -2 - number)
     return codes
-
-
-def is_entity_tag(label: str) -> bool:
-    """Tell whether a label is a place in an entity and the entity's type."""
-    return len(label) > 2 and label[0] in _PLACES and label[1] == "-"
 
 
 def tag_sequences(codes: np.ndarray) -> list[list[str]]:
     """Turn codes into sentences of tags; a sentence ends with `SENTENCE_END`. Types are numbered."""
     whole, sentences = codes.astype(np.int64), []
     for sentence in np.split(whole, np.flatnonzero(whole == SENTENCE_END)):
-        pairs = [divmod(code, len(_PLACES)) for code in sentence[sentence != SENTENCE_END].tolist()]
+        pairs = [divmod(code, len(PLACES)) for code in sentence[sentence != SENTENCE_END].tolist()]
         sentences.append([f"{_WRITTEN[place]}-{kind}" if kind > 0 else "O" for kind, place in pairs])
     return [sentence for sentence in sentences if sentence]
 
@@ -133,6 +135,6 @@ def check_scores(names: Sequence[str], kind: str, labels: Sequence[str]) -> None
         if known is _CLASSES and name in ("f1", "accuracy_f1") and len(labels) != 2:
             raise ValueError(f"{name} is of two classes, but the labels are {', '.join(labels)}; use macro_f1")
         if kind == TAGGING and name != "accuracy":
-            other = [label for label in labels if label != "O" and not is_entity_tag(label)]
+            other = [label for label in labels if label not in {"O", *entity_tags(labels)}]
             if other:
                 raise ValueError(f"{name} of entities needs labels such as B-PER, but there is {other[0]!r}")

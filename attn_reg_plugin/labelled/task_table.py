@@ -6,7 +6,7 @@ came. Metrics are named as in `metrics.py`; the first of a row is the one to cho
 A task of the user's own is in no row: `own_task` makes it of flags.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class LabelledTask:
             have no names: their word column is the first, CoNLL-U's the second.
         label: name of the label's column; of CoNLL files its number from 0 (-1 the last), as text.
         labels: the label set in the official order; empty for regression; None: those of the training file, sorted.
-        metrics: the official metrics; empty: `DEFAULT_METRICS` of the kind.
+        metrics: the official metrics; empty: those of its kind, once its labels are known.
         format: one of `FORMATS`.
         files: split -> names of its file, the first that is there counts; `.gz` is tried for each.
         headerless: the columns of files that have no header line.
@@ -86,21 +86,26 @@ class LabelledTask:
         for what, value, allowed in (("kind", self.kind, KINDS), ("format", self.format, FORMATS)):
             if value not in allowed:
                 raise ValueError(f"task {self.name}: the {what} is {value!r}, but must be one of {', '.join(allowed)}")
-        if not self.metrics:
-            object.__setattr__(self, "metrics", DEFAULT_METRICS[self.kind])
+        if not self.metrics and self.labels is not None:
+            entities = self.kind == TAGGING and {"O"} < {"O", *self.labels} == {"O", *entity_tags(self.labels)}
+            usual = _CORRELATIONS if self.kind == REGRESSION else _ENTITIES if entities else ("accuracy",)
+            object.__setattr__(self, "metrics", usual)
 
 
-#: where a task does not say
-DEFAULT_METRICS = {
-    CLASSIFICATION: ("accuracy",),
-    REGRESSION: ("pearson_spearman", "pearson", "spearman"),
-    TAGGING: ("accuracy",),
-    MULTIPLE_CHOICE: ("accuracy",),
-}
+#: places of a word in an entity, in all the schemes there are
+PLACES = "BIESLU"
+
+
+def entity_tags(labels: Iterable[str]) -> list[str]:
+    """List the labels that are a place in an entity and the entity's type, such as `B-PER`."""
+    return [label for label in labels if len(label) > 2 and label[0] in PLACES and label[1] == "-"]
+
+
 _ZERO_ONE, _ENTAILS = ("0", "1"), ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
 _F1 = ("accuracy_f1", "accuracy", "f1")
 _ENTITIES = ("f1", "precision", "recall")
+_CORRELATIONS = ("pearson_spearman", "pearson", "spearman")
 _PREMISE = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
 _MRPC = {"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"}
 _MATCHED = {"valid": "validation_matched", "test": "test_matched"}
@@ -171,7 +176,6 @@ _ROWS = (
     LabelledTask(
         *("wnut17", TAGGING, _WORDS, "-1"),
         bio("corporation", "creative-work", "group", "location", "person", "product"),
-        _ENTITIES,
         format="conll",
         fields=2,
         files=_files(
@@ -180,7 +184,7 @@ _ROWS = (
         hub=Hub("leondz/wnut_17", None, {"-1": "ner_tags"}),
     ),
     LabelledTask(
-        *("conll2003", TAGGING, _WORDS, "3", bio("PER", "ORG", "LOC", "MISC"), _ENTITIES),
+        *("conll2003", TAGGING, _WORDS, "3", bio("PER", "ORG", "LOC", "MISC")),
         format="conll",
         fields=4,
         files=_files("eng.train train.txt", "eng.testa valid.txt", "eng.testb test.txt"),
@@ -233,7 +237,8 @@ def own_task(
             their order, by default from 0.
         file_format: one of `FORMATS`; by default that of the training file in `data`.
         file_fields: fields of a CoNLL line; 0: as many as the first line has.
-        metrics: the first is the one to choose checkpoints by; by default `DEFAULT_METRICS`.
+        metrics: the first is the one to choose checkpoints by; by default those
+            of its kind: of entity tags such as B-PER F1, of other tags and of classes the accuracy.
         data: the folder with `train`, `valid` (or `dev`) and `test`, such as `train.csv`.
 
     Raises:

@@ -72,6 +72,17 @@ def test_ones_own_files_of_the_penn_treebank(tmp_path: Path) -> None:
         read_split(task, tmp_path, "test")
 
 
+@pytest.mark.parametrize(
+    ("tags", "chief"), [("O B-PER I-PER", "f1"), ("B-x", "f1"), ("O", "accuracy"), ("NN B-x", "accuracy"), ("", "")]
+)
+def test_taggers_of_entities_are_chosen_by_f1(tmp_path: Path, tags: str, chief: str) -> None:
+    """Whether the labels are given or those of the training file; until they are known there is no metric."""
+    write(tmp_path / "train.conll", "\n".join(f"word {tag}" for tag in tags.split()))
+    task = own_task(TAGGING, labels=tags.replace(" ", ","), data=tmp_path)
+    assert "".join(task.metrics[:1]) == chief
+    assert not tags or with_labels(own_task(TAGGING, data=tmp_path), tmp_path).metrics == task.metrics
+
+
 #: file, its content, the flags that describe it, the examples
 OWN = [
     (
@@ -142,6 +153,7 @@ def test_every_row_of_the_table_has_metrics_and_distinct_labels() -> None:
     from attn_reg_plugin.labelled.metrics import check_scores
 
     for task in TASKS.values():
-        assert task.metrics and len(set(task.labels or ())) == len(task.labels or ())
+        assert len(set(task.labels or ())) == len(task.labels or ())
+        assert bool(task.metrics) is (task.labels is not None)  # else they come with the training file's labels
         if task.labels is not None:
             check_scores(task.metrics, task.kind, task.labels)
