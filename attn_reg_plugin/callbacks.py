@@ -101,7 +101,7 @@ def state_in(path: Path, method: str | None) -> dict[str, Any] | None:
 
 
 def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advice: str) -> None:
-    """Refuse, by a ValueError, attention LayerDrop where data parallel training waits for every gradient.
+    """Refuse, by a ValueError, either LayerDrop where data parallel training waits for every gradient.
 
     Args:
         wrapped: the model, as it is wrapped for that.

@@ -89,7 +89,7 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
         the map after dropout.
 
     Raises:
-        ValueError: a site recorded nothing or several calls, the objective isn't a scalar, or it depends on no site.
+        ValueError: a site recorded nothing or several calls, the objective isn't a scalar, or has no graph.
     """
     for site in sites:
         if len(site.tapes) > 1:

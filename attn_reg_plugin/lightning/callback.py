@@ -58,7 +58,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     Raises:
         TypeError: it isn't a regularizer.
         ValueError: as `fit` begins, a strategy or a method that cannot be combined with it, sites that match nothing,
-            a module that does not exist, or a checkpoint with another's state; after the first batch, a module that
+            a module that does not exist, or a checkpoint with another's state; after the first update, a module that
             was not called, or is in evaluation mode.
     """
 

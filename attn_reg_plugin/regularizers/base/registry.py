@@ -82,6 +82,7 @@ def attach(model: nn.Module, method: str, **options: Any) -> Attachment | Combin
     """Build a method and attach it: `attach(model, "ad_drop", p=0.3)`; see `build` and `Regularizer.attach`.
 
     Returns:
-        A context manager that detaches; its `regularizer` hears of epochs and updates.
+        A context manager that detaches; its `regularizer` hears of epochs and updates, of several methods the
+        `Combination` itself.
     """
     return build(method, **options).attach(model)
