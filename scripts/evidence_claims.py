@@ -83,7 +83,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "On real text?": [("translation", "0, Tatoeba", "ad_drop")],
     "Where a published translation model is adapted?": [
         ("opus_mt", f"{pairs}, TICO-19", name)
-        for pairs in ("250 pairs", "250 pairs, 25 % wrong")
+        for pairs in ("250 pairs", "250 pairs, 25 % wrong", "1,000 pairs")
         for name in ("dropout_20", "r_drop", "ad_drop")
     ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop")],
