@@ -32,9 +32,15 @@ class TrainerProblem:
     Args:
         trainer: that trains.
         subset: the data that rewards are measured on, see `reward_data`.
+
+    Raises:
+        ValueError: the model has a learned prompt.
     """
 
     def __init__(self, trainer: Trainer, subset: str) -> None:
+        prompt = getattr(transformers_model(trainer.model), "active_peft_config", None)
+        if getattr(prompt, "num_virtual_tokens", None):
+            raise ValueError("AttendOut's generator reads token ids, which a learned prompt has none of; use ad_drop")
         self.trainer = trainer
         self.dataset, self.indices, self.collate = reward_data(trainer, subset)
 

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
@@ -34,6 +33,7 @@ from attn_reg_plugin.checkpoints import allow_checkpoint_types, refuse_state, sa
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import rank
+from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation, same_randomness, without_gradients
 
 logger = logging.getLogger(__name__)
 UNUSED = (
@@ -63,7 +63,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     trainer: Trainer | None = None
     interceptions: Sequence[Interception] = ()
     epoch = 0
-    saved: int | None = None  # the update whose state was written last
+    divides: bool | None = None  # whether the trainer's loss is divided by the count of items, once that is known
 
     # -- what Trainer calls -----------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             refuse(trainer)
             refuse_unused_parameters(trainer.model_wrapped, self.regularizer, UNUSED)
             self.regularizer.attach(trainer.model)
-            self.trainer, self.saved, self.epoch = trainer, None, epochs
+            self.trainer, self.divides, self.epoch = trainer, None, epochs
             training = TrainerTraining(trainer, trainer.training_step)
             self._intercept()
             self.regularizer.bind(training)
@@ -113,12 +113,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         else:
             self.regularizer.end_update()
         self.regularizer.begin_update(state.global_step)
-
-    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Keep the state in the checkpoint if saving the model has not done so."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if self.saved != state.global_step and folder.is_dir():
-            self._save(folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach: the model is a stock one again."""
@@ -191,7 +185,10 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             self._supply(inputs, supplied.num_items)  # the trainer has made it of what it was given
         if self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
             return original(model, inputs, *args, **kwargs)
-        return added_loss(self.trainer, self.regularizer, partial(original, model), inputs, **kwargs)
+        compute, items = partial(original, model), kwargs.get("num_items_in_batch")
+        if self.divides is None and items is not None:
+            self.divides = divides_by_count(self.trainer, compute, inputs, items)
+        return added_loss(self.trainer, self.regularizer, compute, inputs, items, bool(self.divides))
 
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the method's quantities to the lines of the training log, if it acted."""
@@ -213,7 +210,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
 
     def _save(self, folder: Path) -> None:
         """Write the state, whole or not at all; rank 0 does it for all ranks."""
-        self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
             folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it later where the model is written in shards
             save_state(self._file(folder), self.regularizer.state_dict())
@@ -234,7 +230,8 @@ def added_loss(
     regularizer: Regularizer,
     compute_loss: Callable[..., Tensor],
     inputs: dict[str, Any],
-    num_items_in_batch: Tensor | int | None = None,
+    items: Tensor | int | None = None,
+    divides: bool = False,
 ) -> Tensor:
     """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch.
 
@@ -243,7 +240,8 @@ def added_loss(
 
     Args:
         compute_loss: the trainer's own, of a batch.
-        num_items_in_batch: labels in all accumulated batches, if the trainer counts them.
+        items: labels in all accumulated batches, if the trainer counts them.
+        divides: whether the loss is divided by them, see `divides_by_count`.
 
     Raises:
         ValueError: the batch has no labels, so the trainer pairs its rows in a way of its own.
@@ -254,33 +252,40 @@ def added_loss(
             f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch has no "
             f"{' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another method"
         )
-    times, args, items = regularizer.passes, trainer.args, num_items_in_batch
-    divisor: Tensor | None = None
+    # the first tensor's rows are the number of examples: of a collator of one's own that may be anything
+    inputs = {**{name: inputs[name] for name in names if isinstance(inputs.get(name), Tensor)}, **inputs}
+    times = regularizer.passes
 
     def compute(batch: dict[str, Any]) -> Tensor:
-        nonlocal divisor
         told = regularizer.supplied
         regularizer.supply(replace(told, batch=batch, read_off=True, **described(regularizer.model, batch)))
-        count = None if items is None else torch.as_tensor(items, device=args.device).float() * times
-        count = None if count is None else count.requires_grad_()
         try:
-            loss = compute_loss(dict(batch), num_items_in_batch=count)
+            return compute_loss(dict(batch), num_items_in_batch=None if items is None else items * times)
         finally:
             regularizer.supply(told)
-        # a loss that depends on the count was divided by it
-        if count is not None and torch.autograd.grad(loss, count, retain_graph=True, allow_unused=True)[0] is not None:
-            divisor = count.detach() / times
-        return loss
 
     # the trainer multiplies what it divided by a count over all processes, and for some models what it did not
     counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func
-    spread = args.average_tokens_across_devices and items is not None and counts
+    spread = trainer.args.average_tokens_across_devices and items is not None and counts
     scale = float(trainer.accelerator.num_processes) if spread else 1.0
 
     def share(total: Tensor, count: int) -> Tensor:
-        return scale * total / (max(count, 1) if divisor is None else divisor)
+        return scale * total / (items if divides else max(count, 1))
 
     return regularizer.loss(compute, inputs, share)
+
+
+def divides_by_count(
+    trainer: Trainer, compute_loss: Callable[..., Tensor], inputs: dict[str, Any], items: Tensor | int
+) -> bool | None:
+    """Tell, by two evaluations, whether the trainer's loss of a batch is divided by the count of items it is given.
+
+    Returns:
+        None where the batch does not show it: its loss is 0.
+    """
+    with same_randomness(trainer.args.device), in_evaluation(trainer.model), without_gradients():
+        one, two = (float(compute_loss(dict(inputs), num_items_in_batch=items * n)) for n in (1, 2))
+    return None if one == 0 else abs(one - 2 * two) < abs(one - two)
 
 
 def calling_trainer() -> tuple[Trainer, Path | None, int]:

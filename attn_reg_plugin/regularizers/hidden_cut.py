@@ -144,10 +144,16 @@ class Spans:
     reached: set[int] = field(default_factory=set)
 
     def __call__(self, call: AttentionCall, weights: Tensor, valid: Tensor | None) -> None:
-        """Draw the spans of a call from its map, (B, H, T, S), once: activation checkpointing comes again."""
+        """Draw the spans of a call from its map, (B, H, T, S), once: activation checkpointing comes again.
+
+        Raises:
+            ValueError: there are more keys than tokens, as with a learned prefix.
+        """
         if call.index in self.drawn:
             return
-        rows, _, _, keys = weights.shape
+        rows, _, queries, keys = weights.shape
+        if queries != keys:
+            raise ValueError(f"hidden_cut: {call.site.name} has {keys} keys for {queries} tokens, as with a prefix")
         real = existing_keys(valid, (rows, keys), weights.device)
         received = (weights.float() * real[:, None, :, None]).sum(2).mean(1)  # not what padding attends to
         generator = generator_of(self.seed, call.index, weights.device)

@@ -59,11 +59,11 @@ class Training:
         return [loss.detach(), *(p.new_zeros(p.shape) if p.grad is None else p.grad for p in self.model.parameters())]
 
     def run(self, regularizer: Regularizer | None, epochs: int = 4) -> list[list[Tensor]]:
-        """A step an epoch."""
+        """A step an epoch; a model that is compiled as a whole is attached as such."""
         if regularizer is None:
             return [self.step(epoch) for epoch in range(1, epochs + 1)]
         results = []
-        with regularizer.attach(self.model):
+        with regularizer.attach(self.called):
             for epoch in range(1, epochs + 1):
                 regularizer.begin_epoch(epoch)
                 results.append(self.step(epoch))

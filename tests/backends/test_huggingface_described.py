@@ -160,3 +160,12 @@ def test_a_taggers_class_may_have_the_number_of_padding(kind: str, name: str) ->
     inputs["labels"][:, -1] = -100
     told = described(model, inputs)
     assert torch.equal(told["token_mask"], inputs["labels"] != -100) and "padding_label" not in told
+
+
+def test_the_end_of_a_sentence_may_have_the_number_of_padding() -> None:
+    """As in Whisper: it is predicted like any other piece, and -100 alone says what is not."""
+    model, inputs = build("marian"), batch("marian")
+    model.config.pad_token_id = model.config.eos_token_id
+    inputs["labels"][:, -2:] = torch.tensor([model.config.eos_token_id, -100])
+    told = described(model, inputs)
+    assert torch.equal(told["token_mask"], inputs["labels"] != -100) and told["token_mask"][:, -2].all()

@@ -13,8 +13,9 @@ pytest.importorskip("peft")
 import peft
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
-from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
+from attn_reg_plugin import ADDrop, AttendOut, find_sites, gradient_attribution, recording
 from attn_reg_plugin.backends.huggingface.inputs import described
+from attn_reg_plugin.regularizers.hidden_cut import HiddenCut
 from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import batch, build, objective
 from tests.huggingface.trainers import ad_drop, trainer_of
@@ -115,6 +116,15 @@ def test_other_adapters(kind: str) -> None:
         step(model, inputs)
         dropped = [site.keep for site in regularizer.attached_sites]
     assert len(dropped) == 2 and not any(keep.all() for keep in dropped)
+
+
+def test_prompts_that_a_method_cannot_take(tmp_path: Path) -> None:
+    for kind in ("prompt", "prefix"):
+        model = adapted("llama", OTHERS[kind])
+        with pytest.raises(ValueError, match="reads token ids, which a learned prompt has none of"):
+            trainer_of(tmp_path, "llama", AttendOut(sites="*"), model=model).train()
+    with pytest.raises(ValueError, match=r"hidden_cut: decoder.self\[0\] has 10 keys for 7 tokens, as with a prefix"):
+        trainer_of(tmp_path, "llama", HiddenCut(sites="*"), model=adapted("llama", OTHERS["prefix"])).train()
 
 
 def test_merged_adapters_have_the_same_masks() -> None:

@@ -172,27 +172,51 @@ def test_attend_out_proposes_the_same_in_all_three(tmp_path: Path) -> None:
     assert not problem.loss.called and not problem.validation.called
 
 
-def losses(folder: Path, name: str, *methods: Regularizer | None) -> list[float]:
+def losses(folder: Path, name: str, case: dict[str, Any], *methods: Regularizer | None) -> list[float]:
     """Losses of an update with two accumulated batches, without dropout."""
     found = []
     for method in methods:
         options = {"max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-        own = {"train_dataset": examples(name, 4)}
-        trainer = trainer_of(folder, name, method, dropout=0.0, own=own, logging_steps=1, **options)
+        own = {"train_dataset": examples(name, 4), **{key: case[key] for key in case.keys() - {"torch_compile"}}}
+        compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"} if "torch_compile" in case else {}
+        trainer = trainer_of(folder, name, method, dropout=0.0, own=own, logging_steps=1, **options, **compiled)
         trainer.train()
         found.append(trainer.state.log_history[0]["loss"])
     return found
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_the_divergence_is_divided_as_the_loss_is(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def by_a_number(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """A `compute_loss_func` that divides by the count as a number of Python's, through which there is no gradient."""
+    logits = outputs["logits"][:, :-1].flatten(0, 1)
+    return nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / int(num_items_in_batch)
+
+
+def with_one_row_first(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Collate with a tensor that all examples share before those with a row for each."""
+    collated = collate(batch)
+    return {"position_ids": torch.arange(collated["input_ids"].size(1))[None], **collated}
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("bert", {}),
+        ("llama", {}),
+        ("llama", {"compute_loss_func": by_a_number}),
+        ("llama", {"torch_compile": True}),
+        ("llama", {"data_collator": with_one_row_first}),
+    ],
+)
+def test_the_divergence_is_divided_as_the_loss_is(
+    tmp_path: Path, name: str, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Llama divides by the labels of both accumulated batches, bert gives a mean for each.
 
     There is no dropout: two passes are twice the loss of one; with a divergence of 1 for each item the weight is added.
     """
-    one, two = losses(tmp_path, name, None, make("r_drop", weight=3.0))
+    one, two = losses(tmp_path, name, case, None, make("r_drop", weight=3.0))
     assert two == pytest.approx(2 * one, rel=1e-4)
     monkeypatch.setattr(RDrop, "divergence", lambda self, first, second: torch.ones(len(first)))
-    low, high = losses(tmp_path, name, make("r_drop", weight=1.0), make("r_drop", weight=3.0))
+    low, high = losses(tmp_path, name, case, make("r_drop", weight=1.0), make("r_drop", weight=3.0))
     # of both batches together, or of each: bert's losses Trainer doesn't divide by the number of batches
     assert high - low == pytest.approx({"bert": 2 * 2.0, "llama": 2.0}[name], rel=1e-3)

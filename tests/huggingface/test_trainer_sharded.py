@@ -12,6 +12,8 @@ import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 
 from attn_reg_plugin.huggingface import AttnRegCallback
+from attn_reg_plugin.regularizers import Regularizer
+from attn_reg_plugin.regularizers.r_drop import RDrop
 from tests.backends.huggingface_models import build
 from tests.huggingface.processes import check, run_in_processes
 from tests.huggingface.trainers import ad_drop, trainer_of, weights
@@ -38,10 +40,12 @@ def sharding_on_cpu() -> Iterator[None]:
     os.environ.pop("ACCELERATE_USE_FSDP", None)
 
 
-def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[str, Any]:
+def trained(
+    folder: Path, resumed: Path | None = None, method: Regularizer | None = None, **options: Any
+) -> dict[str, Any]:
     """A training by Trainer; `regularized` and the drop rates of its log, and the weights."""
     often = {"max_steps": UPDATES, "logging_steps": 1, "save_strategy": "steps", "save_steps": SAVED}
-    trainer = trainer_of(folder, "bert", ad_drop(cross_tuning="update:2"), **often, **options)
+    trainer = trainer_of(folder, "bert", method or ad_drop(cross_tuning="update:2"), **often, **options)
     trainer.train(resume_from_checkpoint=resumed and str(resumed))
     log = [
         {key: line[key] for key in ("attn_reg/regularized", "attn_reg/drop_rate") if key in line}
@@ -53,6 +57,7 @@ def trained(folder: Path, resumed: Path | None = None, **options: Any) -> dict[s
 def both(folder: Path) -> None:
     """Train as a process of two, in every way."""
     found: dict[str, Any] = {"data parallel": trained(folder / "plain")}
+    found["R-Drop"] = [trained(folder / "r_drop", method=RDrop(weight=3.0))["weights"]]
     for kind in ("FULL", "SHARDED"):
         fsdp = {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": [LAYER]}}
         fsdp["fsdp_config"]["state_dict_type"] = f"{kind}_STATE_DICT"
@@ -60,6 +65,7 @@ def both(folder: Path) -> None:
             found[kind] = trained(folder / kind, **fsdp)
             if kind == "SHARDED":
                 found["resumed"] = trained(folder / kind, folder / kind / f"checkpoint-{SAVED}", **fsdp)
+                found["R-Drop"].append(trained(folder / "two_passes", method=RDrop(weight=3.0), **fsdp)["weights"])
     torch.save(found, folder / f"{torch.distributed.get_rank()}.pt")
 
 
@@ -76,6 +82,9 @@ def test_trainer_with_sharded_parameters(tmp_path: Path) -> None:
             assert found[kind]["class"] == "FSDPBertForSequenceClassification" != expected["class"]
             torch.testing.assert_close(found[kind]["weights"][moved], expected["weights"][moved], rtol=1e-5, atol=1e-5)
             assert found[kind]["log"] == expected["log"] and expected["log"][-1]["attn_reg/regularized"] == 1
+        whole, sharded = (one[moved] for one in found["R-Drop"])
+        torch.testing.assert_close(sharded, whole, rtol=1e-5, atol=1e-5)
+        assert not whole.equal(expected["weights"][moved])
         assert found["resumed"]["weights"].equal(found["SHARDED"]["weights"])
         assert found["resumed"]["log"][-1] == found["SHARDED"]["log"][-1]
     stock = type(build("bert")).from_pretrained(tmp_path / "FULL" / f"checkpoint-{UPDATES}")

@@ -152,6 +152,7 @@ class HuggingFaceBackend(ReplacingBackend):
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Read what `described` finds, and the ids of a decoder that its model makes, off the forward's arguments."""
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps, with its signature
         try:
             named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
         except (TypeError, ValueError):

@@ -58,7 +58,7 @@ def transformers_model(model: nn.Module) -> nn.Module | None:
     while left:
         module = left.pop()
         if hasattr(module, "can_generate"):
-            found.add(module)
+            found.add(getattr(module, "_orig_mod", module))  # what torch.compile wraps, whole
         else:
             left.extend(module.children())
     return found.pop() if len(found) == 1 else None
@@ -139,7 +139,8 @@ def _decoder_tokens(named: Mapping[str, Any], model: nn.Module) -> Tensor | None
     mask, labels = _real(_tensor(named, "decoder_attention_mask")), _tensor(named, "labels")
     if labels is not None and labels.dim() == 2:
         known = labels != IGNORED
-        known = known & (labels != padding) if padding is not None and _writes(model) else known
+        ours = _padding_label(model)
+        known = known if ours is None else known & (labels != ours)
         return known if mask is None else known & mask
     ids = _tensor(named, "decoder_input_ids")
     if mask is None and ids is not None and padding is not None:

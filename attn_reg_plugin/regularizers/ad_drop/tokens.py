@@ -45,11 +45,13 @@ def candidate_tokens(valid: Tensor, stack: str, inputs: Mapping[str, Any]) -> Te
     Args:
         valid: bool (B, S), the keys that exist.
         stack: `encoder` or `decoder`.
-        inputs: of the forward by name: the ids (B, S) under one of `IDS`, and `special_ids`, those of special tokens.
-            Where one of both isn't known, the first and the last token are taken for special ones.
+        inputs: of the forward by name: the ids (B, S), or (b, C, S) of C texts an example, under one of `IDS`, and
+            `special_ids`, those of special tokens. Where one of both isn't known, the first and the last token are
+            taken for special ones.
     """
     given = (inputs.get(name) for name in IDS if stack == "decoder" or name in IDS[-2:])
-    ids = next((one for one in given if isinstance(one, Tensor) and one.shape == valid.shape), None)
+    given = (one.flatten(0, -2) for one in given if isinstance(one, Tensor) and one.dim() > 1)
+    ids = next((one for one in given if one.shape == valid.shape), None)
     special = inputs.get("special_ids")
     if ids is None or not special:
         places = valid.long().cumsum(-1)

@@ -161,6 +161,8 @@ def test_special_tokens_are_no_candidates():
     assert candidate_tokens(valid, "encoder", told).long().tolist() == expected
     inner = [[0, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1, 0]]
     assert candidate_tokens(valid, "decoder", told).long().tolist() == expected, "of the only stack"
+    choices = {**told, "input_ids": ids[None]}
+    assert candidate_tokens(valid, "encoder", choices).long().tolist() == expected, "several texts an example"
     for unknown in ({}, {"input_ids": ids}, {**told, "input_ids": ids[:, :3]}):
         assert candidate_tokens(valid, "encoder", unknown).long().tolist() == inner
 

@@ -48,8 +48,9 @@ class Forward:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, with what dictionaries among them hold."""
+        model = getattr(self.model, "_orig_mod", self.model)  # what torch.compile wraps, with its signature
         try:
-            named = dict(inspect.signature(self.model.forward).bind(*self.args, **self.kwargs).arguments)
+            named = dict(inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments)
         except (TypeError, ValueError):
             named = dict(self.kwargs)
         extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
