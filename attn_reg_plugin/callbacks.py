@@ -104,7 +104,7 @@ def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advic
     """Refuse, by a ValueError, either LayerDrop where data parallel training waits for every gradient.
 
     Args:
-        wrapped: the model, as it is wrapped for that.
+        wrapped: the model, as it is wrapped for that, also within other wrappers.
         advice: what to set instead.
     """
     if waits_for_gradients(wrapped) and regularizer.leaves_unused():

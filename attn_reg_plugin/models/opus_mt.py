@@ -198,7 +198,10 @@ class OpusMTModel(TransformerModel):
     def build_model(cls, args: Any, task: Any) -> "OpusMTModel":
         """Build the model, but refuse options of fairseq's Transformer that change what Marian is made of."""
         opus_mt(args)
-        for name in ("adaptive_softmax_cutoff", "adaptive_input", "encoder_learned_pos", "decoder_learned_pos"):
+        stacked = [
+            f"{stack}_{what}" for stack in ("encoder", "decoder") for what in ("learned_pos", "normalize_before")
+        ]
+        for name in ("adaptive_softmax_cutoff", "adaptive_input", "layernorm_embedding", *stacked):
             if getattr(args, name, None):
                 raise ValueError(f"--{name.replace('_', '-')} cannot be given with --arch opus_mt: Marian has no such")
         return super().build_model(args, task)

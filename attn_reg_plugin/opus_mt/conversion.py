@@ -32,6 +32,9 @@ _ROWS = {
 #: flag of a stack → the configuration's name for it
 _SIZES = {"layers": "{}_layers", "embed-dim": "d_model", "ffn-embed-dim": "{}_ffn_dim"}
 _SIZES |= {"attention-heads": "{}_attention_heads", "layerdrop": "{}_layerdrop"}
+#: flags that change no tensor → what stands where they are not given
+_SHAPELESS = {"encoder-attention-heads": 8, "decoder-attention-heads": 8, "activation-fn": "swish"}
+_SHAPELESS |= {"no-scale-embedding": False}
 _BEST_FIRST = ("checkpoint_best.pt", "checkpoint_last.pt", CHECKPOINT)
 
 
@@ -152,12 +155,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: it is damaged, holds types that are not allowed, or is of another architecture.
     """
     state = load_checkpoint(path)
-    settings = state.get("args") or (state.get("cfg") or {}).get("model")
+    settings = _settings(state)
     found = settings.get("arch", settings.get("_name")) if isinstance(settings, dict) else None
     found = getattr(settings, "arch", getattr(settings, "_name", found))
     if found != ARCHITECTURE:
         raise ValueError(f"{path} is a model of --arch {found}, and only {ARCHITECTURE} can be converted back")
     return state
+
+
+def _settings(state: dict[str, Any]) -> Any:
+    """Return the model's settings in a checkpoint: a namespace or a dictionary."""
+    return state.get("args") or (state.get("cfg") or {}).get("model")
 
 
 def find_files(run: Path, checkpoint: Path, state: dict[str, Any], given: Path | None) -> Path:
@@ -182,6 +190,23 @@ def find_files(run: Path, checkpoint: Path, state: dict[str, Any], given: Path |
     )
 
 
+def check_function(checkpoint: Path, state: dict[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint that computes another function of its weights than the configuration in the folder says.
+
+    Raises:
+        ValueError: it was trained with another number of heads, scale of embeddings or activation.
+    """
+    settings, asked = _settings(state), architecture(folder / CONFIG)
+    for flag, usual in _SHAPELESS.items():
+        name = flag.replace("-", "_")
+        found = settings.get(name, usual) if isinstance(settings, dict) else getattr(settings, name, usual)
+        if found != asked.get(flag, usual):
+            raise ValueError(
+                f"{checkpoint} was trained with --{flag} {found}, but {CONFIG} describes {asked.get(flag, usual)}; "
+                f"train with the flags of {FLAGS}"
+            )
+
+
 def to_huggingface(run: Path, out: Path, files: Path | None = None) -> None:
     """Write a fairseq checkpoint as an OPUS-MT folder that `MarianMTModel.from_pretrained` loads.
 
@@ -199,6 +224,7 @@ def to_huggingface(run: Path, out: Path, files: Path | None = None) -> None:
     checkpoint = find_checkpoint(run, _BEST_FIRST)
     state = read_checkpoint(checkpoint)
     folder = find_files(run, checkpoint, state, files)
+    check_function(checkpoint, state, folder)
     tokenizer = OpusMTTokenizer(folder)
     tensors = marian_tensors(checkpoint, state["model"], marian.read_config(folder / CONFIG), tokenizer)
     config = text.read_json(folder / CONFIG)

@@ -78,7 +78,12 @@ class FairseqProblem:
         """Look at the model once; load the reward subset, so that a missing one is refused before training.
 
         Examples that are too long for the task or the model are left out, as fairseq leaves them out of training.
+
+        Raises:
+            ValueError: it is training data in several parts, of which each epoch has another.
         """
+        if self.subset == "train" and self.task.has_sharded_data(self.subset):
+            raise ValueError("rewards are of one set of examples, but 'train' is in several parts; take 'valid'")
         self.padding = padding_index(model)
         self.decoder_only = not hasattr(model, "encoder")
         if self.subset not in self.task.datasets:

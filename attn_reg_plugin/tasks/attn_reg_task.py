@@ -20,7 +20,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
-from attn_reg_plugin.callbacks import PREFIX, attached
+from attn_reg_plugin.callbacks import PREFIX, attached, refuse_unused_parameters
 from attn_reg_plugin.checkpoints import ANEW
 from attn_reg_plugin.regularizers import Regularizer, option_flag
 from attn_reg_plugin.regularizers.base.distributed import rank
@@ -31,7 +31,7 @@ from attn_reg_plugin.tasks.fairseq_fixes.resuming import PATIENCE, ResumedTask, 
 from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates
 from attn_reg_plugin.tasks.flags import RATES_BY_SITE, print_flags_if_asked, regularizer_from, with_attn_reg
 from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
-from attn_reg_plugin.tasks.refusals import refuse_alignment, refuse_broadcast, refuse_model, refuse_settings
+from attn_reg_plugin.tasks.refusals import refuse_alignment, refuse_model, refuse_settings
 from attn_reg_plugin.tasks.sidecar import FROM_WEIGHTS, Sidecar, resume
 
 __all__ = ["AttnRegTask", "print_flags_if_asked", "with_attn_reg"]
@@ -43,6 +43,7 @@ LANGUAGE_CODE = re.compile(r"__[\w-]+__|\[[\w-]+\]|>>[\w-]+<<")
 STATE = "attn_reg"
 #: and there the number of batches in the first epoch, since those of later epochs may differ
 FIRST_EPOCH = "attn_reg_first_epoch"
+UNUSED = "add --find-unused-parameters, or --ddp-backend legacy_ddp"
 #: counts of a sample that are not tensors
 COUNTS = ("ntokens", "nsentences")
 
@@ -62,7 +63,6 @@ class AttnRegTask(ResumedTask):
         super().__init__(cfg, *args, **kwargs)
         self._config = cfg  # a task without a config dataclass has no `cfg`
         self.regularizer = regularizer_from(cfg)
-        refuse_settings(cfg, self.regularizer)
         methods = [] if self.regularizer is None else self.regularizer.parts
         self._objectives = {method: getattr(method, "objective", None) for method in methods}
         self.sidecar = Sidecar(fairseq_setting(cfg, "save_dir"))
@@ -98,11 +98,11 @@ class AttnRegTask(ResumedTask):
         """The task's model, with the regularizer attached if it is built to be trained.
 
         Raises:
-            ValueError: `--attn-sites` matches nothing in the model, or an option of the method does not fit it; or
-                fairseq cannot hand the checkpoint to go on from to the other ranks.
+            ValueError: `--attn-sites` matches nothing in the model, an option of the method does not fit it, or
+                fairseq itself cannot train with the settings.
         """
         if not from_checkpoint:
-            refuse_broadcast(self._config)
+            refuse_settings(self._config, self.regularizer)
         build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
         knows = "from_checkpoint" in inspect.signature(build).parameters
         model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
@@ -165,7 +165,7 @@ class AttnRegTask(ResumedTask):
     ) -> tuple[torch.Tensor, Any, dict[str, Any]]:
         """The task's own step; its forward is regularized, and its logging output says what happened."""
         regularizer = self.regularizer
-        self._prepare(criterion, optimizer, update_num)
+        self._prepare(model, criterion, optimizer, update_num)
         if regularizer is None:
             return super().train_step(sample, model, criterion, optimizer, update_num, *args, **kwargs)
         regularizer.begin_update(update_num)
@@ -195,12 +195,15 @@ class AttnRegTask(ResumedTask):
             statistics = _as_tensors(statistics, device)
         return loss, sample_size, {**log, **statistics}
 
-    def _prepare(self, criterion: Any, optimizer: Any, update_num: int) -> None:
+    def _prepare(self, model: torch.nn.Module, criterion: Any, optimizer: Any, update_num: int) -> None:
         """Continue from the checkpoint, once; forget what an update left behind whose step fairseq skipped."""
         regularizer = self.regularizer
         if not self._begun:
             state, self._first_epoch = self.continue_from(self._restore_file, update_num, STATE, FIRST_EPOCH)
+            if self._restore_file.parent != self.sidecar.folder:  # another training's: its batches may differ
+                self._first_epoch = None
             if regularizer is not None:
+                refuse_unused_parameters(model, regularizer, UNUSED)
                 if rank() == 0:
                     logger.info(attached(regularizer))
                 self._bind(FairseqTraining(self, criterion, optimizer, regularizer.model, self._clip_norm))
@@ -313,8 +316,7 @@ def _log(shown: dict[str, Shown]) -> None:
 class AddingCriterion:
     """Stands in for fairseq's criterion in a training step of a method with several passes.
 
-    The sample size and all that is logged are of one pass, the mean over all of them; but for `loss`, which is the
-    whole loss, a sum.
+    The sample size and all that is logged are of one pass, the mean over all of them, as in a plain training.
     """
 
     def __init__(self, criterion: Any, regularizer: Regularizer) -> None:
@@ -349,9 +351,7 @@ class AddingCriterion:
             return loss / passes
 
         loss = regularizer.loss(compute, sample, share=lambda total, count: total)
-        log = {name: _of_one_pass(value, passes) for name, value in log.items()}
-        whole = {"loss": loss.detach()} if "loss" in log else {}
-        return loss, _of_one_pass(size, passes), {**log, **whole}
+        return loss, _of_one_pass(size, passes), {name: _of_one_pass(value, passes) for name, value in log.items()}
 
 
 def _of_one_pass(value: Any, passes: int) -> Any:

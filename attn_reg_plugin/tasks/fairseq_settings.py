@@ -17,7 +17,6 @@ FAIRSEQ_SETTINGS = (
     ("fp16", "common.fp16"),
     ("memory_efficient_fp16", "common.memory_efficient_fp16"),
     ("fp16_no_flatten_grads", "common.fp16_no_flatten_grads"),
-    ("load_checkpoint_on_all_dp_ranks", "checkpoint.load_checkpoint_on_all_dp_ranks"),
     ("max_update", "optimization.max_update"),
     ("max_epoch", "optimization.max_epoch"),
     ("update_freq", "optimization.update_freq"),

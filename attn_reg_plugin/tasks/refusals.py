@@ -1,7 +1,6 @@
 """Refusals before training: what fairseq cannot do, and models and tasks that a method cannot work with."""
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 from fairseq.models import FairseqMultiModel
@@ -9,7 +8,6 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.distributed import world_size
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, fairseq_setting
 from attn_reg_plugin.tasks.predictions import NEED_NO_PREDICTION, reads_predictions
 
@@ -45,18 +43,6 @@ def refuse_settings(config: Any, regularizer: Regularizer | None) -> None:
         raise ValueError(
             f"--ddp-backend fully_sharded shards parameters by fairscale, in which --attn-reg {regularizer.name} "
             "cannot act; use --ddp-backend legacy_ddp or pytorch_ddp"
-        )
-
-
-def refuse_broadcast(config: Any) -> None:
-    """Refuse to continue on several ranks from a checkpoint that fairseq cannot broadcast."""
-    folder = fairseq_setting(config, "save_dir") or ""
-    each = fairseq_setting(config, "load_checkpoint_on_all_dp_ranks")
-    alone = each is None or str(each) == "True" or world_size() == 1
-    if not alone and (Path(folder) / "checkpoint_last.pt").exists():
-        raise ValueError(
-            f"{folder} has a checkpoint to continue from, but with torch 2.6 or later fairseq fails to hand it from "
-            "rank 0 to the other ranks; add --load-checkpoint-on-all-dp-ranks"
         )
 
 

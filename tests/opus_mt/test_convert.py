@@ -1,6 +1,7 @@
 """From Hugging Face to fairseq and back: nothing is lost, and what does not fit is refused in one sentence."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MarianMTModel
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq
+from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
 from tests.opus_mt.folders import TINY, assert_same_tensors, copy, edit, load_tokenizer, make_folder
 
@@ -35,6 +36,26 @@ def test_there_and_back(kind: str, precision: torch.dtype, marian: tuple, separa
     outputs = [model.float().generate(**inputs, max_length=12) for model in (first, second)]
     theirs, ours = tokenizer, load_tokenizer(tmp_path / "back")
     assert theirs.batch_decode(outputs[0]) == ours.batch_decode(outputs[1])
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("encoder-attention-heads", 1),
+        ("decoder-attention-heads", 1),
+        ("activation-fn", "relu"),
+        ("no-scale-embedding", True),
+    ],
+)
+def test_a_model_of_another_function_does_not_go_back(marian: tuple, tmp_path: Path, flag: str, value: Any) -> None:
+    """All tensors would fit: Marian would compute something else of them."""
+    to_fairseq(MarianFolder.open(marian[1]), tmp_path / "run", ("en", "ro"))
+    state = torch.load(tmp_path / "run" / CHECKPOINT, weights_only=True)
+    setattr(state["args"], flag.replace("-", "_"), value)
+    torch.save(state, tmp_path / "run" / CHECKPOINT)
+    with pytest.raises(ValueError, match=f"was trained with --{flag} {value}, but config.json describes"):
+        to_huggingface(tmp_path / "run", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
 
 
 def test_an_old_folder_with_every_name_a_tensor_ever_had(marian: tuple, tmp_path: Path) -> None:

@@ -141,9 +141,7 @@ def test_two_processes_are_one_with_the_whole_batch(start: Start, tmp_path: Path
     """
     flags = [*AD_DROP, *shlex.split("--ad-drop-q 1 --dropout 0 --max-tokens 9000 --max-update 2")]
     flags += shlex.split("--optimizer sgd --lr 0.05 --clip-norm 0")
-    # fairseq's own way of sending a checkpoint is one that torch.load refuses to read
-    flags_of_two = [*flags, "--batch-size", "60", "--load-checkpoint-on-all-dp-ranks"]
-    jobs = start_ranks(start.arguments(tmp_path / "two", *flags_of_two), tmp_path / "rank")
+    jobs = start_ranks(start.arguments(tmp_path / "two", *flags, "--batch-size", "60"), tmp_path / "rank")
     start.train(tmp_path / "one", *flags, "--batch-size", "60", "--update-freq", "2").check()
     first = finish_ranks(jobs)
     assert len(first.lines()) == 2

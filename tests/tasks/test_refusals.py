@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq.distributed import ModuleProxyWrapper
 from fairseq.models import FairseqMultiModel
 from fairseq.models.hubert import HubertModel
 from fairseq.models.nat import CMLMNATransformerModel
 from fairseq.models.transformer_align import TransformerAlignModel
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
@@ -114,6 +116,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: trained(batch=ALIGNED, attn_reg="r_drop"),
         r"^--attn-reg r_drop repeats the batch, and alignments .*--load-alignments",
     ),
+    "rewards of data in parts": (
+        lambda: trained(attn_reg="attend_out", data="a:b", attend_out_reward_subset="train"),
+        r"^--attn-reg attend_out: rewards are of one set of examples, but 'train' is in several parts; take 'valid'",
+    ),
     "another class": (
         lambda: Lost.setup_task(options()),
         r"MakesAnother instead of a Lost, so --attn-reg would have no effect; give Lost",
@@ -137,7 +143,20 @@ def test_what_cannot_work_is_named(case: str) -> None:
         build()
 
 
+def test_layer_drop_where_data_parallel_training_waits_for_gradients(tmp_path: Path) -> None:
+    """fairseq's wrapper is around PyTorch's."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        task = attached(transformer(), attn_reg="attention_layer_drop")
+        wrapped = ModuleProxyWrapper(DistributedDataParallel(task.regularizer.model))
+        with pytest.raises(ValueError, match="add --find-unused-parameters, or --ddp-backend legacy_ddp"):
+            step(task, wrapped, sample())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_what_works_is_not_refused() -> None:
+    Regularized(options(attn_fp16="True", attn_cpu="True"))  # a task that only translates
     assert len(aligning(1, "encoder.self decoder.cross[0]").regularizer.attached_sites) == 3
     assert type(Lost.setup_task(options(attn_reg="none"))) is MakesAnother
     assert type(Regularized.setup_task(options())) is Regularized

@@ -35,7 +35,7 @@ def test_a_repeated_batch_is_counted_once() -> None:
 
 @pytest.mark.slow
 def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -> None:
-    """Losses are logged in base 2; validation is the plain criterion's."""
+    """What is logged is of one pass, and in base 2; validation is the plain criterion's."""
     flags = shlex.split("--lr 1e-30 --label-smoothing 0 --update-freq 2 --max-epoch 1 --eval-bleu --eval-bleu-args")
     flags += ['{"beam":1}']
     r_drop = ["--attn-reg", "r_drop", "--r-drop-weight", "3"]
@@ -44,11 +44,22 @@ def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -
     assert len(ours.lines()) == 3
     for line in ours.lines():
         assert float(line["attn_reg/r_drop"]) > 0
-        whole = 2 * float(line["nll_loss"]) + 3 * float(line["attn_reg/r_drop"]) / math.log(2)
-        assert float(line["loss"]) == pytest.approx(whole, abs=5e-3)
+        assert float(line["loss"]) == pytest.approx(float(line["nll_loss"]), abs=5e-3)
     (mine,), (stock,) = ours.lines("valid"), plain.lines("valid")
     for name in ("valid_loss", "valid_nll_loss", "valid_ppl", "valid_bleu"):
         assert mine[name] == stock[name]
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_a_training_counts_the_batches_of_its_own_first_epoch(
+    theirs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of the checkpoint where it goes on, but not where it starts from another training's."""
+    restored = tmp_path / "other" / "checkpoint_last.pt" if theirs else "checkpoint_last.pt"
+    task = attached(transformer(), attn_save_dir=str(tmp_path), attn_restore_file=str(restored))
+    monkeypatch.setattr(task, "continue_from", lambda *_: [None, 99])
+    task._prepare(task.regularizer.model, criterion(), None, 1)
+    assert task.state_dict().get("attn_reg_first_epoch") == (None if theirs else 99)
 
 
 def test_language_codes_are_special(monkeypatch: pytest.MonkeyPatch) -> None:

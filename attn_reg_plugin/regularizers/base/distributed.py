@@ -27,7 +27,8 @@ def average(tensor: Tensor) -> Tensor:
 
 def waits_for_gradients(model: nn.Module) -> bool:
     """Whether data parallel training of `model`, as wrapped, waits for the gradient of every parameter."""
-    return isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
+    wrapped = (one for one in model.modules() if isinstance(one, DistributedDataParallel))
+    return any(not one.find_unused_parameters for one in wrapped)
 
 
 def average_gradients(model: nn.Module) -> None:

@@ -5,6 +5,8 @@
 - With several processes on CPUs fairseq takes it for granted that each has a GPU: `--ddp-backend pytorch_ddp` names it
   (`device_ids`), which PyTorch refuses for a model on a CPU, and under `torchrun` a process's GPU is its rank modulo
   the number of GPUs, which is 0. With GPUs nothing is changed.
+- A checkpoint goes from rank 0 to the other ranks as a file that torch 2.6 and later refuse to read: now as PyTorch
+  hands over objects.
 - A meter stays in the log once it was used: averages of nothing, such as drop rates in plain epochs, show as `None`.
   Where no forward was regularized, none of ours are shown.
 - hydra prints two lines among the translations of `fairseq-generate`.
@@ -65,6 +67,13 @@ def infer_from_launcher(config: Any) -> None:
     config.device_id = 0
 
 
+def broadcast(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
+    """Give an object of the rank `src_rank` to every rank of the group."""
+    held = [obj]
+    torch.distributed.broadcast_object_list(held, src_rank, group, dist_device)
+    return held[0]
+
+
 def present_values(meters: MetersDict) -> dict[str, float]:
     """Return the values of all meters, but for averages of nothing, and for ours where the method did not act."""
     values = _all_values(meters)
@@ -79,5 +88,6 @@ if not hasattr(numpy, "compat"):
         _module.np = NumpyAsBefore()
 distributed_fairseq_model.DistributedDataParallel = data_parallel
 utils._infer_torch_distributed_launch_init = infer_from_launcher
+utils._broadcast_object_slow = broadcast
 MetersDict.get_smoothed_values = present_values
 logging.getLogger("hydra").setLevel(logging.INFO)
