@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
@@ -32,7 +33,7 @@ from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_u
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.regularizers import Regularizer
-from attn_reg_plugin.regularizers.base.distributed import rank
+from attn_reg_plugin.regularizers.base.distributed import average, rank
 from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation, same_randomness, without_gradients
 
 logger = logging.getLogger(__name__)
@@ -281,10 +282,11 @@ def divides_by_count(
     """Tell, by two evaluations, whether the trainer's loss of a batch is divided by the count of items it is given.
 
     Returns:
-        None where the batch does not show it: its loss is 0.
+        The same on all ranks; None where the batches do not show it: their loss is 0.
     """
     with same_randomness(trainer.args.device), in_evaluation(trainer.model), without_gradients():
-        one, two = (float(compute_loss(dict(inputs), num_items_in_batch=items * n)) for n in (1, 2))
+        losses = [compute_loss(dict(inputs), num_items_in_batch=items * n).float() for n in (1, 2)]
+    one, two = average(torch.stack(losses)).tolist()
     return None if one == 0 else abs(one - 2 * two) < abs(one - two)
 
 
