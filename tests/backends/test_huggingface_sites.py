@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.huggingface.attention import open_sites
+from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint
 
@@ -161,7 +162,7 @@ def test_detaching_leaves_nothing(name: str, attention: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["bert", "albert"])
 def test_two_regularizers_on_one_model_leave_nothing(name: str) -> None:
-    """The first to go leaves the other's sites open."""
+    """The first to go leaves the other's sites open, in a copy, too."""
     model, inputs = build(name), batch(name)
     model(**inputs)
     before = fingerprint(model)
@@ -170,12 +171,15 @@ def test_two_regularizers_on_one_model_leave_nothing(name: str) -> None:
     with pytest.raises(ValueError, match=r"^encoder\.self\[0\] is regularized already"):
         ADDrop(sites="*").attach(model)
     second.attach(model)
-    first.detach()
-    model(**inputs)
-    assert second.attached_sites[0].keep is not None
-    assert float(second.statistics.take()["dropped/encoder.self[1]"]) > 0
-    second.detach()
-    assert fingerprint(model) == before
+    twins = [model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for twin in twins:
+        second, first = (attachment.regularizer for attachment in attachments_of(twin))
+        first.detach()
+        twin(**inputs)
+        assert second.attached_sites[0].keep is not None
+        assert float(second.statistics.take()["dropped/encoder.self[1]"]) > 0
+        second.detach()
+        assert fingerprint(twin) == before
 
 
 @pytest.mark.parametrize("name", ["bert", "mpnet"])

@@ -34,7 +34,7 @@ HARMLESS = frozenset([
     "sliding_window", "token_type_ids", "use_cache",
 ])  # fmt: skip
 _ATTRIBUTE = "attn_reg_sites"
-_OPEN: WeakSet[nn.Module] = WeakSet()
+_OPEN: WeakSet["OpenSites"] = WeakSet()
 
 
 class OpenSites:
@@ -59,14 +59,19 @@ class OpenSites:
         if caller is not None:
             self.handles.append(caller.register_forward_pre_hook(partial(_restart, self)))
         setattr(module, _ATTRIBUTE, self)
-        _OPEN.add(module)
+        _OPEN.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy's sites are open, too."""
+        vars(self).update(state)
+        _OPEN.add(self)
 
     def remove(self, module: nn.Module) -> None:
         """Leave `module` as it was."""
         for handle in self.handles:
             handle.remove()
         delattr(module, _ATTRIBUTE)
-        _OPEN.discard(module)
+        _OPEN.discard(self)
 
     def site(self) -> AttentionSite | None:
         """The site of this call, if it is open; of a shared module, if it has anything to do.
@@ -111,7 +116,7 @@ def open_sites(module: nn.Module) -> OpenSites | None:
 
 def runs_open_sites(config: PreTrainedConfig) -> bool:
     """Whether a module with an open site runs with this very configuration."""
-    return any(module.config is config for module in _OPEN)
+    return any(site.module.config is config for held in _OPEN for site in held.sites)
 
 
 def interface_of(module: nn.Module) -> AttentionInterface | None:

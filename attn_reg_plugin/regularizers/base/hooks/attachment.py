@@ -261,7 +261,7 @@ def _known_sites(model: nn.Module) -> list[AttentionSite]:
 
 
 def attachments_of(model: nn.Module) -> list[Attachment]:
-    """Return what is attached to `model`, in order."""
+    """Return what is attached to `model`, the last first."""
     owners = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
     return list(dict.fromkeys(owner for owner in owners if isinstance(owner, Attachment)))
 
