@@ -11,11 +11,9 @@ from typing import Any
 from attn_reg_plugin.experiments.report.differences import Difference
 from attn_reg_plugin.experiments.report.examples import Examples, of_kept
 from attn_reg_plugin.experiments.report.table import Figure
-from attn_reg_plugin.experiments.running.flags import completed, parsed
+from attn_reg_plugin.experiments.running.flags import completed
 from attn_reg_plugin.experiments.running.run import HELD_OUT
 from attn_reg_plugin.files import read_json
-from attn_reg_plugin.regularizers import REGISTRY
-from attn_reg_plugin.regularizers.base.registry import presets_of
 
 #: all examples of a test of another distribution, beside those of its groups
 ALL = "test"
@@ -30,8 +28,6 @@ ON_ALL = {
     "attend_out": "attend_out_all",
     "attention_layer_drop": "attention_layer_drop_all",
 }
-#: of presets, for rows whose title in a results.json is the preset's name
-TITLES = {preset.name: preset.title for method in REGISTRY.values() for preset in presets_of(method)}
 #: task of GLUE -> its title
 GLUE = {"cola": "CoLA", "mrpc": "MRPC", "qnli": "QNLI", "rte": "RTE", "stsb": "STS-B"}
 #: experiment -> test set -> its title; others keep their name
@@ -106,12 +102,8 @@ def named(name: str) -> tuple[str, int | None]:
 
 
 def reported_scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:
-    """The scores of a run that a results.json has, by subset and metric; those of earlier versions, too."""
-    scores = (
-        entry.get("scores") or entry.get("translation", {}).get("scores") or entry.get("reported", {}).get("scores")
-    )
-    scores = scores or {"valid": entry.get("training", {}).get("scores", {})}
-    pairs = ((subset, name, value) for subset, found in scores.items() for name, value in found.items())
+    """The scores of a run that a results.json has, by subset and metric."""
+    pairs = ((subset, name, value) for subset, found in entry["scores"].items() for name, value in found.items())
     return {(subset, name): float(value) for subset, name, value in pairs if not isinstance(value, str)}
 
 
@@ -140,40 +132,32 @@ def read_experiments(folder: Path) -> list[Experiment]:
             scores = {seed: reported_scores(run)[subset, metric] for seed, run in runs[name].items()}
             chosen = {seed: run["training"]["best_epoch"] for seed, run in runs[name].items() if "training" in run}
             time = measured.get(benched(flags, translation))
-            title = TITLES.get(one["title"], one["title"])
             examples = {
                 seed: of_kept(metric, text) for seed, run in runs[name].items() if (text := kept(run, subset, metric))
             }
-            rows.append(Row(name, title, score, difference, time, flags, scores, chosen, examples))
+            rows.append(Row(name, one["title"], score, difference, time, flags, scores, chosen, examples))
         found.append(Experiment(folder.name, subset, "BLEU" if metric == "bleu" else metric, tuple(rows)))
     return found
 
 
 def kept(run: Mapping[str, Any], subset: str, metric: str) -> str:
-    """Return what a results.json keeps of the examples of a run; empty of earlier versions and of other metrics."""
+    """Return what a results.json keeps of the examples of a run; empty of the oldest runs and of other metrics."""
     return run.get("examples", {}).get(subset, {}).get(metric, "")
 
 
 def scores_of(row: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
     """The chief figure of a row of a results.json, by test set and metric."""
-    if "bleu" in row:
-        by_subset = {subset: {"bleu": figure} for subset, figure in row["bleu"].items()}
-    elif ALL in row.get("figures", {}) and "bleu" not in row["figures"][ALL]:
-        by_subset = {ALL: row["figures"][ALL]}
-    elif "figures" in row:
-        by_subset = row["figures"]
-    else:
-        by_subset = {"valid": row["scores"], **row["further"]}
+    by_subset = row["figures"]
+    if ALL in by_subset and "bleu" not in by_subset[ALL]:
+        by_subset = {ALL: by_subset[ALL]}
     metric = next(iter(next(iter(by_subset.values()))))
     tests = {subset: figures for subset, figures in by_subset.items() if subset != HELD_OUT and metric in figures}
     return {(subset, metric): figures[metric] for subset, figures in tests.items()}
 
 
 def flags_of(run: Mapping[str, Any]) -> dict[str, str]:
-    """The flags of a run in a results.json; earlier versions have them in a text."""
-    flags = run["flags"]
-    found = parsed("flags", flags) if isinstance(flags, str) else completed(flags)
-    return {f"--{name}": str(value) for name, value in found.items()}
+    """The flags of a run in a results.json."""
+    return {f"--{name}": str(value) for name, value in completed(run["flags"]).items()}
 
 
 def costs(translation: bool) -> dict[str, float]:
