@@ -95,6 +95,13 @@ def test_predictions_are_those_of_the_model(tmp_path: Path) -> None:
         assert header == ["index", "prediction"] and [line[0] for line in lines] == list("01234")
         assert {line[1] for line in lines} <= {"entailment", "not_entailment"}
     assert out.read_text(encoding="utf-8") == (tmp_path / "2.tsv").read_text(encoding="utf-8")
+    one = [str(folder), str(examples), "--columns", "sentence1", "--out", str(out)]
+    examples.write_text("sentence1\nw1 w2\rw3\nw4\n", encoding="utf-8")
+    predict.main(one)
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 3
+    examples.write_text("sentence1\nw1\n\nw4\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"test\.tsv, line 3: 0 fields, but the file's columns are 1"):
+        predict.main(one)
 
 
 COLUMNS = ["sentence1", "sentence2", "label"]

@@ -112,6 +112,7 @@ class Export:
             trained = load_trained(self.run_folder)
             if trained.model.mean_pooled:
                 raise ValueError(f"{self.run_folder}: transformers has no head for --pooling mean")
+            trained.tokenizer.model_max_length = trained.longest
             with naming_writer(self.out):
                 trained.model.model.save_pretrained(folder)
                 trained.tokenizer.save_pretrained(folder)

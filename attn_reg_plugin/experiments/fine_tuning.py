@@ -204,10 +204,9 @@ class FineTuning(Comparison):
 
         def settings(method: Method, seed: int) -> dict[str, Any]:
             sampling, given = self.sampling(seed), method.among(self.own_flags)
-            drawn = sampling.of(examples)
+            drawn = chosen.corruption(seed).of_training(sampling.of(examples), task)
             if self.held_out and not round(self.held_out * len(drawn)):
                 raise ValueError(f"--held-out {self.held_out:g} of {len(drawn)} training examples is none")
-            chosen.corruption(seed).check_count(len(drawn))
             # updates are counted for one device
             rest = {**chosen.example_flags(seed), **self.device_flags(alone=True), **given}
             count = len(sampling.parted(drawn)[0])

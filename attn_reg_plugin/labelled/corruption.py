@@ -79,19 +79,15 @@ class Corruption:
                 f"{name}: {', '.join(labels)}"
             )
 
-    def check_count(self, count: int) -> None:
-        """Refuse shares of so many examples that come to none."""
-        for flag, share in (("--label-noise", self.label_noise), ("--shortcut", self.shortcut)):
-            if share and not round(share * count):
-                raise ValueError(f"{flag} {share:g} is 0 of {count} training examples, but it takes at least 1")
-
     def of_training(self, examples: Sequence[Example], task: LabelledTask) -> list[Example]:
         """Corrupt the examples that were drawn to be trained on; they stay in their order.
 
         Raises:
-            ValueError: see `check_count`.
+            ValueError: a share of them comes to none.
         """
-        self.check_count(len(examples))
+        for flag, share in (("--label-noise", self.label_noise), ("--shortcut", self.shortcut)):
+            if share and not round(share * len(examples)):
+                raise ValueError(f"{flag} {share:g} is 0 of {len(examples)} training examples, but it takes at least 1")
         noisy: list[Any] = list(examples)
         if self.label_noise:
             self._add_noise(noisy, task)

@@ -27,6 +27,8 @@ _OFFSET_POSITIONS = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
+#: what a space is written as in pieces
+_SPACE = "▁"
 #: tokenizers that know no limit say a number beyond this one
 _NO_LIMIT = 10**9
 
@@ -56,7 +58,7 @@ def load_tokenizer(path: str, task: LabelledTask) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a damaged file any
         raise ValueError(f"the tokenizer of {path} could not be loaded ({reason_of(error)})") from error
     if not tokenizer.is_fast:
         raise ValueError(f"{path} has {type(tokenizer).__name__}, a slow tokenizer; a fast one is needed")
@@ -66,12 +68,19 @@ def load_tokenizer(path: str, task: LabelledTask) -> Any:
 
 
 def _part_words(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer put a space before every word; `from_pretrained` does it for some families only."""
-    before = tokenizer.backend_tokenizer.pre_tokenizer
-    state = None if before is None else json.loads(before.__getstate__())
-    steps = [state] if state else []
-    for step in steps:  # a step may be a sequence of others
-        steps += step.get("pretokenizers", ())
+    """Let a byte-level tokenizer put a space before every word; `from_pretrained` does it for some families only.
+
+    And one whose normalizer writes spaces as a sign of their own, as Gemma's does.
+    """
+    from tokenizers import normalizers
+
+    written, before = tokenizer.backend_tokenizer.normalizer, tokenizer.backend_tokenizer.pre_tokenizer
+    _, signs = _steps(written, "normalizers")
+    replacing = any(step["type"] == "Replace" and step["content"] == _SPACE for step in signs)
+    if replacing and not any(step["type"] == "Prepend" for step in signs):
+        prepending = [normalizers.Prepend(_SPACE), written]
+        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(prepending)
+    state, steps = _steps(before, "pretokenizers")
     joining = [step for step in steps if step["type"] == "ByteLevel" and not step["add_prefix_space"]]
     if joining:
         for step in joining:
@@ -79,6 +88,16 @@ def _part_words(tokenizer: Any) -> None:
         before.__setstate__(json.dumps(state).encode())
         tokenizer.backend_tokenizer.pre_tokenizer = before
         tokenizer.add_prefix_space = True
+
+
+def _steps(part: Any, several: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read the state of a tokenizer's part, if it has it, and list the states of its steps, of which one may be a
+    sequence of others, `several`."""
+    state = {} if part is None else json.loads(part.__getstate__())
+    steps = [state] if state else []
+    for step in steps:
+        steps += step.get(several, ())
+    return state, steps
 
 
 def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int:

@@ -15,6 +15,7 @@ from attn_reg_plugin.files import find_text, names_in, reason_of
 from attn_reg_plugin.labelled.examples import ChoiceExample, Example, TaggedSentence, TextExample
 from attn_reg_plugin.labelled.rows import Row, read_rows
 from attn_reg_plugin.labelled.task_table import (
+    CLASSIFICATION,
     HUB_SPLITS,
     MULTIPLE_CHOICE,
     REGRESSION,
@@ -73,11 +74,15 @@ def with_labels(task: LabelledTask, source: str | Path) -> LabelledTask:
         return task
     if is_hub(source):
         raise ValueError(f"task {task.name} takes its labels from the training file, so it needs a folder, not the hub")
-    path, found = find_split(task, Path(source), "train"), set()
+    path, found = find_split(task, Path(source), "train"), set[str]()
     for row in read_rows(path, task):
+        for label in {*(row.labels or ())} - found:
+            if not label or label != label.strip() or not label.isprintable():
+                what = "has blanks around it, or a character that isn't one" if label else "is empty"
+                raise ValueError(f"{path}, line {row.line}: the label {label!r} {what}")
         found.update(row.labels or ())
-        if "" in found:
-            raise ValueError(f"{path}, line {row.line}: the label is empty")
+    if task.kind == CLASSIFICATION and len(found) < 2:
+        raise ValueError(f"{path}: all examples have the label {found.pop()!r}, but there must be at least two")
     ordered = sorted(found, key=lambda label: (0, int(label), label) if label.isdecimal() else (1, 0, label))
     return dataclasses.replace(task, labels=tuple(ordered))
 
@@ -85,6 +90,10 @@ def with_labels(task: LabelledTask, source: str | Path) -> LabelledTask:
 def _examples(rows: Iterable[Row], task: LabelledTask, place: str) -> Iterator[Example]:
     read = _label_reader(task)
     for row in rows:
+        try:
+            "".join(row.texts).encode()
+        except (TypeError, UnicodeEncodeError):
+            raise ValueError(f"{place} {row.line}: a text is missing, or holds half a character") from None
         labels = None
         if row.labels is not None:
             labels = tuple(read(text, f"{place} {line}") for text, line in zip(row.labels, row.lines, strict=True))

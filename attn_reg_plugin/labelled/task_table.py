@@ -232,7 +232,7 @@ def own_task(
     Args:
         kind: one of `KINDS`.
         text_columns: of the text, of both texts, or of a beginning and its endings; not needed for tagging.
-        label_column: by default `label`; of CoNLL files its number, by default the last.
+        label_column: by default `label`; of CoNLL files its number, by default the last, of CoNLL-U UPOS.
         labels: the label set; by default that of the training file, sorted. In multiple choice they name the endings in
             their order, by default from 0.
         file_format: one of `FORMATS`; by default that of the training file in `data`.
@@ -262,6 +262,8 @@ def own_task(
         raise ValueError(f"--file-format {file_format} is not for {name}")
     if kind == REGRESSION and label_set:
         raise ValueError(f"--labels {labels} is not for regression, whose labels are numbers")
+    if "" in label_set or len(set(label_set)) < len(label_set):
+        raise ValueError(f"--labels {labels} must be different labels with commas between")
     known: tuple[str, ...] | None = label_set or None
     if kind == MULTIPLE_CHOICE:
         known = known or tuple(str(number) for number in range(len(text) - 1))
@@ -270,7 +272,7 @@ def own_task(
                 f"{name} needs a label for each of its {len(text) - 1} endings, not {len(known)} ({', '.join(known)})"
             )
     files = _files(f"train.{file_format}", f"valid.{file_format} dev.{file_format}", f"test.{file_format}")
-    label = label_column or ("-1" if tagging else "label")
+    label = label_column or ("3" if file_format == "conllu" else "-1" if tagging else "label")
     known = () if kind == REGRESSION else known
     return LabelledTask("own", kind, text, label, known, wanted, file_format, files, fields=file_fields or None)
 

@@ -96,7 +96,9 @@ class HFEncoderModel(BaseFairseqModel):
             who = type(task).__name__
             raise ValueError(f"--arch hf_encoder is for tasks such as attn_reg_text_classification, not for {who}")
         if cfg.hf_config:
-            model = build_head(config_from_json(cfg.hf_config), labelled.kind)
+            config = config_from_json(cfg.hf_config)
+            check_labels(config, labelled)
+            model = build_head(config, labelled.kind)
         else:
             config = load_config(task.cfg.hf_model)
             describe_labels(config, labelled)
@@ -190,6 +192,16 @@ def describe_labels(config: "PreTrainedConfig", task: LabelledTask) -> None:
         config.id2label = dict(enumerate(task.labels or ()))
         config.label2id = {label: index for index, label in config.id2label.items()}
     config.problem_type = PROBLEMS.get(task.kind)
+
+
+def check_labels(config: "PreTrainedConfig", task: LabelledTask) -> None:
+    """Refuse, by a ValueError, data whose labels are not those that a model was trained with, in their order."""
+    known = tuple(config.id2label[index] for index in range(config.num_labels))
+    if task.kind in (CLASSIFICATION, TAGGING) and known != task.labels:
+        raise ValueError(
+            f"the checkpoint's model has the labels {', '.join(known)}, but the data {', '.join(task.labels or ())}; "
+            "take the data that it was trained on, or give its --labels, in this order"
+        )
 
 
 def set_dropout(config: "PreTrainedConfig", flag: str, value: float | None) -> None:

@@ -33,7 +33,7 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import own_task
-from attn_reg_plugin.models.hf_encoder import load_config
+from attn_reg_plugin.models.hf_encoder import check_labels, load_config
 from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig, keep_setting
@@ -170,6 +170,8 @@ class LabelledTextTask(FairseqTask):
             keep_setting(cfg, "hf_config", model.config_json())
             folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
             if folder is not None and rank() == 0:
+                if (folder.parent / "checkpoint_last.pt").is_file() and (folder / "config.json").is_file():
+                    check_labels(load_config(str(folder)), self.labelled)  # the training goes on
                 model.model.config.save_pretrained(folder)
                 self.tokenizer.save_pretrained(folder)
         return model
@@ -177,6 +179,7 @@ class LabelledTextTask(FairseqTask):
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
         """Read and encode a split; an error names file and line."""
         training, title = split == "train", f"{self.labelled.name} {split}"
+        title += ", held out of train" * (split == "valid" and self.cfg.held_out > 0)
         rows = encode(self.examples.of(split), self.labelled, self.tokenizer, self.longest, title)
         logger.info(f"{title}: {len(rows)} examples")
         grouped = not (training and self.cfg.no_grouping)

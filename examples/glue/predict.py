@@ -6,12 +6,14 @@ python predict.py EXPORTED test.tsv --columns sentence1 sentence2 --out RTE.tsv
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 
 import pandas as pd
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from attn_reg_plugin.labelled import own_task
+from attn_reg_plugin.labelled.rows import read_rows
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,11 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model).eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    table = pd.read_csv(arguments.examples, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False, dtype=str)
-    found = []
-    for start in range(0, len(table), arguments.batch_size):
-        part = table.iloc[start : start + arguments.batch_size]
-        texts = [part[name].tolist() for name in arguments.columns]
+    format = next((part for part in ("csv", "jsonl") if f".{part}" in arguments.examples.suffixes), "tsv")
+    task = own_task("classification", ",".join(arguments.columns), file_format=format)
+    rows, found = [row.texts for row in read_rows(arguments.examples, task, needed=False)], []
+    for start in range(0, len(rows), arguments.batch_size):
+        texts = map(list, zip(*rows[start : start + arguments.batch_size], strict=True))
         with torch.no_grad():
             logits = model(**tokenizer(*texts, padding=True, truncation=True, return_tensors="pt")).logits
         if model.config.num_labels == 1:

@@ -35,7 +35,9 @@ def test_an_exported_encoder_says_what_the_trained_one_says(
     assert main(["export", "run", str(tmp_path / "out")]) == 0
     assert "BertForSequenceClassification of" in capsys.readouterr().out
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
-    inputs = AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, ["w1"] * 4, padding=True, return_tensors="pt")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.model_max_length == trained.longest
+    inputs = tokenizer(TEXTS, ["w1"] * 4, padding=True, return_tensors="pt")
     with torch.no_grad():
         logits = model(**inputs).logits
     expected = trained.logits(trained.encode([TextExample(1, text, "w1") for text in TEXTS]))

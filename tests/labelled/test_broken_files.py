@@ -51,6 +51,7 @@ BROKEN = {
 JSON = [
     ('{"text": "a", "label": "x"}\n[1]\n', "line 2: not a JSON object; each line must hold one"),
     ('{"text": ["a"], "label": "x"}\n', "line 1: 'text' is list, but must be text"),
+    ('{"text": "half \\ud83d", "label": "x"}\n', "line 1: a text is missing, or holds half a character"),
     ('{"text": null, "label": "x"}\n', "line 1: no column 'text' for task own; the columns are: label"),
     ('{"text": "a", "label": "x"}\n{"text": "a"}\n', "line 2: no column 'label' with the labels of task own"),
     ("", "line 1: the file has no example"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 from attn_reg_plugin.labelled import (
@@ -120,6 +120,17 @@ def test_so_does_one_that_splits_in_several_steps(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", pad_token="?").save_pretrained(tmp_path)
     (row,) = encode([TaggedSentence(1, ("a", "a1"), (1, 2))], WNUT, load_tokenizer(str(tmp_path), WNUT), 16)
     assert row.input_ids.tolist() == [3, 3, 2, 4] and row.label.tolist() == [1, 2, -100, -100]
+
+
+def test_so_does_one_that_writes_spaces_as_a_sign_before_it_parts(tmp_path: Path) -> None:
+    """As Gemma's: the pieces of a tagged sentence are those of the text, whose first word has no space."""
+    tokenizer = Tokenizer(models.BPE({"?": 0, "a": 1, "b": 2, "▁": 3, "▁a": 4, "▁b": 5}, [("▁", "a"), ("▁", "b")]))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", pad_token="?").save_pretrained(tmp_path)
+    (row,) = encode([TaggedSentence(1, ("b", "a", "ab"), (1, 2, 3))], WNUT, load_tokenizer(str(tmp_path), WNUT), 16)
+    assert row.input_ids.tolist() == [5, 4, 4, 2] and row.label.tolist() == [1, 2, 3, -100]
+    assert load_tokenizer(str(tmp_path), COLA)("b a ab")["input_ids"] == [2, 4, 4, 2]
 
 
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -38,7 +38,15 @@ def test_a_new_task_is_one_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "flags", "said"),
     [
-        ("tsv", "a\ty\nx\tgood\nz\t\n", {"text_columns": "a", "label_column": "y"}, "line 3: the label is empty"),
+        ("tsv", "a\ty\nx\tgood\nz\t\n", {"text_columns": "a", "label_column": "y"}, "line 3: the label '' is empty"),
+        ("tsv", "a\tlabel\nx\tyes\nz\tyes \n", {"text_columns": "a"}, "line 3: the label 'yes ' has blanks around it"),
+        (
+            "csv",
+            'a,label\nx,"u\nv"\n',
+            {"text_columns": "a"},
+            r"line 2: the label 'u\\nv' has .* a character that isn't",
+        ),
+        ("tsv", "a\tlabel\nx\tyes\nz\tyes\n", {"text_columns": "a"}, "all examples have the label 'yes', but"),
         ("conll", "a X\n", {"label_column": "upos"}, "is 'upos', but in a file of words it must be a number"),
         ("conll", "a X\n", {"label_column": "-5"}, "line 1: no column -5 for the label"),
     ],
@@ -110,6 +118,12 @@ OWN = [
         [ChoiceExample(2, "Q", ("A", "B"), 1)],
     ),
     ("train.conll", "a X N\nb Y V\n", {"kind": TAGGING}, [TaggedSentence(1, ("a", "b"), (0, 1))]),
+    (
+        "train.conllu",
+        "1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n2\tgo\tgo\tVERB\tVBP\t_\t0\troot\t_\tSpaceAfter=No\n",
+        {"kind": TAGGING},
+        [TaggedSentence(1, ("I", "go"), (0, 1))],
+    ),
 ]
 
 
@@ -137,6 +151,8 @@ def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, e
         ({"kind": REGRESSION, "text_columns": "a", "labels": "1,2", "file_format": "csv"}, "--labels 1,2 is not for"),
         ({"kind": CLASSIFICATION, "text_columns": "a,b,c", "file_format": "csv"}, "1 or 2 --text-columns, not 3"),
         ({"kind": MULTIPLE_CHOICE, "text_columns": "a,b", "file_format": "csv"}, "3 or more --text-columns, not 2"),
+        ({"kind": TAGGING, "labels": "O,X,"}, "--labels O,X, must be different labels with commas between"),
+        ({"kind": TAGGING, "labels": "O,X,X"}, "--labels O,X,X must be different labels"),
         ({"kind": TAGGING, "text_columns": "a,b"}, "tagging has 1 --text-columns, not 2"),
         (
             {"kind": MULTIPLE_CHOICE, "text_columns": "q,a,b,c", "labels": "A,B", "file_format": "csv"},

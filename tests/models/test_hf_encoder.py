@@ -93,6 +93,16 @@ def test_a_checkpoint_needs_no_pretrained_model(folder: Path) -> None:
     assert torch.equal(again(**batch())["logits"], model(**batch())["logits"])
 
 
+def test_a_checkpoint_of_other_labels_is_refused(folder: Path) -> None:
+    """Those of a training file may be as many."""
+    model = build(folder, "mnli")
+    model.model.config.id2label = {0: "entailment", 1: "contradiction", 2: "neutral"}
+    with pytest.raises(
+        ValueError, match="has the labels entailment, contradiction, neutral, but the data entailment, n"
+    ):
+        build("/nowhere", "mnli", hf_config=model.config_json())
+
+
 @pytest.mark.parametrize("family", ["DistilBert", "Roberta", "Electra"])
 def test_types_go_where_a_model_takes_them(family: str, tmp_path: Path) -> None:
     """The tokenizer gives token types, which DistilBERT does not take and RoBERTa has one of."""

@@ -1,5 +1,6 @@
 """Encoders behind the real `fairseq-train`: the loss curve, the metrics, and what becomes of a trained one."""
 
+import json
 import re
 import shutil
 from functools import partial
@@ -144,6 +145,17 @@ def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, 
     shutil.move(tmp_path / "zero", tmp_path / "moved")
     assert load_trained(tmp_path / "moved").corruption.words == words
     assert main(["export", str(tmp_path / "moved"), str(tmp_path / "exported")]) == 0
+
+
+def test_a_training_does_not_go_on_with_other_labels(data: Path, encoder: Path, tmp_path: Path) -> None:
+    """Those of a training file may have changed since the checkpoint was made."""
+    config = json.loads((encoder / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder" / "config.json").write_text(json.dumps({**config, "id2label": {0: "no", 1: "yes"}}))
+    (tmp_path / "checkpoint_last.pt").touch()
+    finished = train_encoder("rte", data / "rte", encoder, tmp_path)
+    said = "has the labels no, yes, but the data entailment, not_entailment; take the data that it was trained on"
+    assert finished.status and said in finished.output
 
 
 @pytest.mark.parametrize(
