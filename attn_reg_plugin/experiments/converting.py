@@ -117,3 +117,12 @@ class Export:
                 trained.model.model.save_pretrained(folder)
                 trained.tokenizer.save_pretrained(folder)
         print(f"{self.out}: {type(trained.model.model).__name__} of {trained.checkpoint}, with its tokenizer")
+
+
+def exported(run: Path) -> Path:
+    """Return the folder for `from_pretrained` of a run; one of `attn-reg finetune` is exported into it first."""
+    if (run / "config.json").is_file():
+        return run
+    if not (run / "exported").is_dir():
+        Export(run_folder=run, out=run / "exported").carry_out()
+    return run / "exported"

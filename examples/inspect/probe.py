@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from attn_reg_plugin import ADDrop
+from attn_reg_plugin.experiments.converting import exported
 
 #: positions that are dropped -> options of AD-DROP, and how their line looks, in grey too
 WHICH = {
@@ -34,15 +33,6 @@ WHICH = {
     "random": ({"attribution": "random"}, {"color": "#6c8ebf", "linestyle": "-.", "marker": "^"}),
 }
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
-
-
-def exported(run: Path) -> Path:
-    """The folder for `from_pretrained` of a run; one of `attn-reg finetune` is exported into it first."""
-    if (run / "config.json").is_file():
-        return run
-    if not (run / "exported").is_dir():
-        subprocess.run([sys.executable, "-m", "attn_reg_plugin.cli", "export", run, run / "exported"], check=True)
-    return run / "exported"
 
 
 def load(folder: Path) -> tuple[Any, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,14 +21,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-
-def exported(run: Path) -> Path:
-    """The folder for `from_pretrained` of a run; one of `attn-reg finetune` is exported into it first."""
-    if (run / "config.json").is_file():
-        return run
-    if not (run / "exported").is_dir():
-        subprocess.run([sys.executable, "-m", "attn_reg_plugin.cli", "export", run, run / "exported"], check=True)
-    return run / "exported"
+from attn_reg_plugin.experiments.converting import exported
 
 
 @torch.no_grad()

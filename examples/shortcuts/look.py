@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-
-def exported(run: Path) -> Path:
-    """The folder for `from_pretrained` of a run, into which it is exported first."""
-    if not (run / "exported").is_dir():
-        subprocess.run([sys.executable, "-m", "attn_reg_plugin.cli", "export", run, run / "exported"], check=True)
-    return run / "exported"
+from attn_reg_plugin.experiments.converting import exported
 
 
 def load(folder: Path) -> tuple[Any, Any]:
