@@ -41,6 +41,7 @@ TEST_SETS = {
         "250-0": "250 pairs",
         "250-0.25": "250 pairs, 25 % wrong",
         "1000-0": "1,000 pairs",
+        "1000-0.25": "1,000 pairs, 25 % wrong",
     },
     "encoders": GLUE,
     "glue_regime": {**GLUE, "rte_mpnet": "RTE, MPNet-base"},
