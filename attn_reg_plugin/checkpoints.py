@@ -49,13 +49,14 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals(allowed_types())
 
 
-def load_weights(path: Path, mmap: bool = False) -> Any:
+def load_weights(path: Path | str, mmap: bool = False) -> Any:
     """The content of a file of weights or a checkpoint: tensors, plain containers and allowed types, and no others.
 
     Args:
         path: `.safetensors`, or what `torch.save` wrote; a ValueError says that it is something else or damaged.
         mmap: leave tensors in the file until they are used, for who wants a few numbers.
     """
+    path = Path(path)
     try:
         open_file(path).close()
         if path.suffix == ".safetensors":

@@ -64,7 +64,7 @@ def test_nothing_half_written_is_left(when: str | None, tmp_path: Path, monkeypa
 
     if when is None:
         checkpoints.save_state(path, STATE)
-        assert torch.equal(checkpoints.load_state(path)["model"]["w"], STATE["model"]["w"])
+        assert torch.equal(checkpoints.load_state(str(path))["model"]["w"], STATE["model"]["w"])
         return
     monkeypatch.setattr(torch, "save", full) if when == "save" else monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError) as told:

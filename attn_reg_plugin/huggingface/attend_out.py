@@ -212,7 +212,7 @@ class TrainerTraining:
 
     def __init__(self, trainer: Trainer, step: Callable[..., Tensor]) -> None:
         self.trainer = trainer
-        self.optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+        self.optimizer = trainer.optimizer
         self.clip_norm = float(trainer.args.max_grad_norm or 0.0)
         self.copy_of = partial(TrainerDefender, trainer, step)
 

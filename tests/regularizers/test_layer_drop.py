@@ -50,6 +50,15 @@ def test_the_model_is_the_one_without_the_layers(translator, batch, seed):
             torch.testing.assert_close(ours, their)
 
 
+def test_a_forward_that_stands_before_ours_stays(translator, batch):
+    """Wrapped by a user meanwhile; what is left of ours lets the layer's own run."""
+    layer, expected = translator.encoder.layers[0], translator.eval()(*batch)
+    with LayerDrop(p=1.0, sites="*").attach(translator.train()):
+        ours = layer.forward
+        layer.forward = wrapper = lambda *args, **kwargs: ours(*args, **kwargs)
+    assert layer.forward is wrapper and torch.equal(translator(*batch), expected)
+
+
 def test_a_layer_that_is_left_out_is_not_computed(dropping_translator, batch):
     """The layer runs once, to see what it gives, and draws nothing: a resumed training has to agree."""
     count, made = [0], []

@@ -22,8 +22,12 @@ class Defender:
 
     Args:
         attacker: the model, without hooks.
-        optimizer: the attacker's; the defender's has the same settings and starts from the same state.
+        optimizer: the attacker's, also as Accelerate wraps it; the defender's has the same settings and starts from the
+            same state.
         clip_norm: largest gradient norm, 0 = unlimited.
+
+    Raises:
+        ValueError: see `check_copyable`.
 
     Attributes:
         model, optimizer: the defender's.
@@ -34,6 +38,8 @@ class Defender:
     _batches = 0  # of the update, whose mean is to be taken
 
     def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
+        check_copyable(getattr(attacker, "_orig_mod", attacker))  # what torch.compile wraps
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
         self.model = copy.deepcopy(attacker)
         self.model.zero_grad(set_to_none=True)

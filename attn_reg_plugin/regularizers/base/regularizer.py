@@ -39,7 +39,7 @@ Share = Callable[[Tensor, int], Tensor]
 #: methods that a training calls
 CALLED = (
     *("attach", "detach", "attached_sites", "begin_training", "begin_epoch", "begin_update", "end_update", "supply"),
-    *("loss", "summary", "to_dict", "from_dict", "state_dict", "load_state_dict", "resume"),
+    *("forget_unfinished", "loss", "summary", "to_dict", "from_dict", "state_dict", "load_state_dict", "resume"),
 )
 
 

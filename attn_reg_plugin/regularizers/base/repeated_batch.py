@@ -106,7 +106,7 @@ class SeveralPasses(Regularizer):
                 one.supply(supplied)
         if not seen:
             raise RuntimeError(f"{self.name} saw no forward of the attached model in training mode to take the loss of")
-        parts = [compared(outputs, inputs, times) for outputs, inputs in seen]
+        parts = [compared(outputs, inputs, times, len(whole[0])) for outputs, inputs in seen]
         differ = (lambda first, second: (first - second) ** 2, self.divergence)
         divergences = torch.cat([differ[not regression](*passes) for passes, regression in parts])
         total, count = divergences.sum(), divergences.numel()
@@ -195,16 +195,17 @@ def _in_equal_parts(tensor: Tensor, times: int, size: int) -> bool:
     return any(all(part.equal(parts[0]) for part in parts[1:]) for parts in split)
 
 
-def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[Tensor], bool]:
+def compared(outputs: Any, inputs: Mapping[str, Any], times: int, rows: int) -> tuple[list[Tensor], bool]:
     """Return the outputs of a repeated batch that are compared, pass by pass, and whether it is a regression.
 
     Args:
         outputs: logits (B, C), of a regression (B,) or (B, 1), or of tokens (B, T, V); in any form that `logits_of`
             knows. Of tokens, those that are real and have a label count.
         inputs: of the forward by name.
+        times, rows: passes, and the examples of each; of tokens logits may have several rows an example.
 
     Raises:
-        ValueError: there are no logits, or of another shape.
+        ValueError: there are no logits, or of another shape, such as (T, B, V).
     """
     if inputs.get("adaptive_softmax") is not None:
         raise ValueError("passes cannot be compared by an adaptive softmax, whose model gives features and no logits")
@@ -220,7 +221,8 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int) -> tuple[list[
     targets = inputs.get("targets", inputs.get("labels"))
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
     several = several or (logits.dim() == 2 and bool(inputs.get("regression")))
-    if logits.dim() not in (2, 3) or several or logits.size(0) % times:
+    parted = times * (rows if logits.dim() == 3 else 1)
+    if logits.dim() not in (2, 3) or several or logits.size(0) % max(parted, 1):
         what = "several numbers an example" if inputs.get("regression") else "labels of which several may hold"
         what = what if several else f"logits of shape {tuple(logits.shape)}"
         raise ValueError(f"passes with {what} cannot be compared; give (B, C), (B, T, V), or (B,) of a regression")

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,3 +168,21 @@ def test_refusals(options, said):
     model = TinyClassifier().train()
     with AttendOut().attach(model), pytest.raises(ValueError, match="AttendOut needs to know the training"):
         model(*BATCHES[0])
+    model, _, method = begin()
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    with (
+        method.attach(model),
+        pytest.raises(ValueError, match=r"the model itself\) was replaced by TinyClassifier.forward"),
+    ):
+        model(*BATCHES[0])
+
+
+def test_an_optimizer_that_accelerate_wraps_is_the_one_inside():
+    played = []
+    for wrap in (lambda optimizer: optimizer, lambda optimizer: SimpleNamespace(optimizer=optimizer)):
+        model, optimizer, method = begin()
+        method.optimizer = wrap(optimizer)
+        with method.attach(model):
+            play(model, optimizer, method, range(3))
+        played.append(model)
+    assert same(*played)

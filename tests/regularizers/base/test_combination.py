@@ -170,6 +170,20 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
         assert all(site.calls.made[0].uniform for site in beside.attached_sites)
 
 
+def test_a_method_of_a_part_does_not_act_in_a_probe_of_the_whole(translator, batch):
+    """Its masks are none of the probe's, also those of the batch before, and it counts its own forwards only."""
+    expected = masks_alone(translator, batch)
+    part, ours = AttentionLayerDrop(p=1.0, sites="decoder.cross"), ADDrop(**AD_DROP, sites=SITES)
+    with part.attach(translator.decoder), ours.attach(translator):
+        for _ in range(2):
+            act = ours.before_forward
+            ours.before_forward = lambda forward, act=act: (torch.manual_seed(1), act(forward))
+            translator(*batch)
+            assert all(site.keep.equal(mask) for site, mask in zip(ours.attached_sites, expected, strict=True))
+            assert all(site.calls.made[0].uniform for site in part.attached_sites)
+        assert part.statistics.take()["forwards"] == 2
+
+
 @pytest.mark.parametrize(
     "name, options, said",
     [

@@ -124,6 +124,25 @@ def test_what_cannot_be_compared_is_refused(name):
         regularizer.loss(lambda b: answering(b)["start_logits"].sum(), IDS)
 
 
+class TimeFirst(Around):
+    """Gives logits (T, B, V)."""
+
+    def forward(self, *args):
+        return super().forward(*args).transpose(0, 1)
+
+
+@EACH
+def test_logits_of_another_order_are_refused(name, translator):
+    """Halves of their first dimension would be halves of the sentences."""
+    model, pairs = TimeFirst(translator), [tokens([6, 3, 5, 4], 6, seed=seed) for seed in (4, 5)]
+    with build(name).attach(model) as regularizer:
+        regularizer.supply(token_mask=pairs[1].ne(PAD).T)
+        with pytest.raises(
+            ValueError, match=r"logits of shape \(6, 8, \d+\) cannot be compared; give \(B, C\), \(B, T, V\)"
+        ):
+            regularizer.loss(lambda b: model(*b).logsumexp(-1).mean(), pairs)
+
+
 @dataclass(frozen=True)
 class Batch:
     ids: torch.Tensor

@@ -164,13 +164,22 @@ class Attachment:
     def _without_others(self) -> Iterator[None]:
         """While open, sites have no request of other methods: no probe sees it, and nothing erases it.
 
-        After an exception it is not put back: the forward is over.
+        Methods of parts of the model let their part's forwards pass. After an exception no request is put back: the
+        forward is over.
         """
-        sites = {site for other in attachments_of(self.model) if other is not self for site in other.sites}
-        aside = [(site, site.request) for site in sites]
-        for site in sites:
-            site.clear()
-        yield
+        others = [one for module in self.model.modules() for one in attachments_of(module) if one is not self]
+        sites = {site for other in others if other.model is self.model for site in other.sites}
+        aside, parts = [(site, site.request) for site in sites], [one for one in others if one.model is not self.model]
+        states = [part.state for part in parts]
+        for one in (*sites, *parts):
+            one.clear()
+        for part in parts:
+            part.state = State.PREPARING
+        try:
+            yield
+        finally:
+            for part, state in zip(parts, states, strict=True):
+                part.state = state
         for site, request in aside:
             site.add(request)
 
@@ -289,7 +298,9 @@ class StandIn:
         return (self._replaced or partial(type(self.module).forward, self.module))(*args, **kwargs)
 
     def remove(self) -> None:
-        """Give the module its forward back."""
+        """Give the module its forward back, unless another one stands before it, which goes on through ours."""
+        if vars(self.module).get("forward") != self.forward:
+            return
         del self.module.forward
         if self._replaced is not None:
             self.module.forward = self._replaced
