@@ -13,6 +13,7 @@ methods run through ours.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,12 @@ from attn_reg_plugin.checkpoints import allow_checkpoint_types, refuse_state, sa
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import average, rank
-from attn_reg_plugin.regularizers.base.hooks.put_back import in_evaluation, same_randomness, without_gradients
+from attn_reg_plugin.regularizers.base.hooks.put_back import (
+    same_randomness,
+    unchanged,
+    without_dropout,
+    without_gradients,
+)
 
 logger = logging.getLogger(__name__)
 UNUSED = (
@@ -64,6 +70,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     trainer: Trainer | None = None
     interceptions: Sequence[Interception] = ()
     epoch = 0
+    saved: int | None = None  # the update whose state was written last
     divides: bool | None = None  # whether the trainer's loss is divided by the count of items, once that is known
 
     # -- what Trainer calls -----------------------------------------------------------------------------------------
@@ -84,7 +91,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             refuse(trainer)
             refuse_unused_parameters(trainer.model_wrapped, self.regularizer, UNUSED)
             self.regularizer.attach(trainer.model)
-            self.trainer, self.divides, self.epoch = trainer, None, epochs
+            self.trainer, self.saved, self.divides, self.epoch = trainer, None, None, epochs
             training = TrainerTraining(trainer, trainer.training_step)
             self._intercept()
             self.regularizer.bind(training)
@@ -114,6 +121,12 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         else:
             self.regularizer.end_update()
         self.regularizer.begin_update(state.global_step)
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Keep the state in the checkpoint if saving the model has not done so."""
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if self.saved != state.global_step and folder.is_dir():
+            self._save(folder)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach: the model is a stock one again."""
@@ -211,6 +224,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
 
     def _save(self, folder: Path) -> None:
         """Write the state, whole or not at all; rank 0 does it for all ranks."""
+        self.saved = self.trainer.state.global_step
         if rank() == 0 and not self.trainer.args.save_only_model:
             folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it later where the model is written in shards
             save_state(self._file(folder), self.regularizer.state_dict())
@@ -271,7 +285,7 @@ def added_loss(
     scale = float(trainer.accelerator.num_processes) if spread else 1.0
 
     def share(total: Tensor, count: int) -> Tensor:
-        return scale * total / (items if divides else max(count, 1))
+        return scale * total / (items if divides and items is not None else max(count, 1))
 
     return regularizer.loss(compute, inputs, share)
 
@@ -279,15 +293,22 @@ def added_loss(
 def divides_by_count(
     trainer: Trainer, compute_loss: Callable[..., Tensor], inputs: dict[str, Any], items: Tensor | int
 ) -> bool | None:
-    """Tell, by two evaluations, whether the trainer's loss of a batch is divided by the count of items it is given.
+    """Tell, by two forwards without dropout, whether the trainer's loss of a batch depends on the count it is given.
 
     Returns:
-        The same on all ranks; None where the batches do not show it: their loss is 0.
+        The same on all ranks; None where the batches do not show it: their loss is 0 or not finite.
     """
-    with same_randomness(trainer.args.device), in_evaluation(trainer.model), without_gradients():
-        losses = [compute_loss(dict(inputs), num_items_in_batch=items * n).float() for n in (1, 2)]
+    losses = []
+    for n in (1, 2):
+        with (
+            same_randomness(trainer.args.device),
+            unchanged(trainer.model),
+            without_dropout(trainer.model),
+            without_gradients(),
+        ):
+            losses.append(compute_loss(dict(inputs), num_items_in_batch=items * n).float())
     one, two = average(torch.stack(losses)).tolist()
-    return None if one == 0 else abs(one - 2 * two) < abs(one - two)
+    return None if one == 0 or not math.isfinite(one + two) else abs(one - two) > 1e-3 * abs(one)
 
 
 def calling_trainer() -> tuple[Trainer, Path | None, int]:

@@ -64,6 +64,10 @@ def read_file(task: LabelledTask, path: Path, needed: bool = True) -> list[Examp
     return list(_examples(read_rows(path, task, needed), task, f"{path}, line"))
 
 
+#: within words of Persian and of India's languages
+_JOINERS = {0x200C: None, 0x200D: None}
+
+
 def with_labels(task: LabelledTask, source: str | Path) -> LabelledTask:
     """Give the task its label set: its own, or else that of a folder's training file, sorted (numbers by value).
 
@@ -77,7 +81,7 @@ def with_labels(task: LabelledTask, source: str | Path) -> LabelledTask:
     path, found = find_split(task, Path(source), "train"), set[str]()
     for row in read_rows(path, task):
         for label in {*(row.labels or ())} - found:
-            if not label or label != label.strip() or not label.isprintable():
+            if not label or label != label.strip() or not label.translate(_JOINERS).isprintable():
                 what = "has blanks around it, or a character that isn't one" if label else "is empty"
                 raise ValueError(f"{path}, line {row.line}: the label {label!r} {what}")
         found.update(row.labels or ())

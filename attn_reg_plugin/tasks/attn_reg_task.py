@@ -200,8 +200,9 @@ class AttnRegTask(ResumedTask):
         regularizer = self.regularizer
         if not self._begun:
             state, self._first_epoch = self.continue_from(self._restore_file, update_num, STATE, FIRST_EPOCH)
-            if self._restore_file.parent != self.sidecar.folder:  # another training's: its batches may differ
-                self._first_epoch = None
+            folder = self.sidecar.folder
+            if folder is not None and self._restore_file.parent.resolve() != folder.resolve():
+                self._first_epoch = None  # another training's, whose batches may differ
             if regularizer is not None:
                 refuse_unused_parameters(model, regularizer, UNUSED)
                 if rank() == 0:

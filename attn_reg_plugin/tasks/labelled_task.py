@@ -34,7 +34,7 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import own_task
 from attn_reg_plugin.models.hf_encoder import check_labels, load_config
-from attn_reg_plugin.regularizers.base.distributed import rank
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig, keep_setting
 
@@ -169,12 +169,23 @@ class LabelledTextTask(FairseqTask):
         if not from_checkpoint and hasattr(model, "config_json"):
             keep_setting(cfg, "hf_config", model.config_json())
             folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
+            if folder is not None:
+                self._check_labels(folder)
             if folder is not None and rank() == 0:
-                if (folder.parent / "checkpoint_last.pt").is_file() and (folder / "config.json").is_file():
-                    check_labels(load_config(str(folder)), self.labelled)  # the training goes on
                 model.model.config.save_pretrained(folder)
                 self.tokenizer.save_pretrained(folder)
         return model
+
+    def _check_labels(self, folder: Path) -> None:
+        """Refuse, on all ranks, to go on with a checkpoint of other labels; rank 0 looks, and later writes there."""
+        problem = None
+        if rank() == 0 and (folder.parent / "checkpoint_last.pt").is_file() and (folder / "config.json").is_file():
+            try:
+                check_labels(load_config(str(folder)), self.labelled)
+            except ValueError as error:
+                problem = str(error)
+        if problem := object_from_first_rank(problem):
+            raise ValueError(problem)
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
         """Read and encode a split; an error names file and line."""

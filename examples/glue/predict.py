@@ -6,6 +6,7 @@ python predict.py EXPORTED test.tsv --columns sentence1 sentence2 --out RTE.tsv
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(arguments.model).eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     format = next((part for part in ("csv", "jsonl") if f".{part}" in arguments.examples.suffixes), "tsv")
-    task = own_task("classification", ",".join(arguments.columns), file_format=format)
+    task = replace(own_task("classification", "text", file_format=format), text=tuple(arguments.columns))
     rows, found = [row.texts for row in read_rows(arguments.examples, task, needed=False)], []
     for start in range(0, len(rows), arguments.batch_size):
         texts = map(list, zip(*rows[start : start + arguments.batch_size], strict=True))

@@ -58,6 +58,13 @@ def test_labels_that_cannot_be_collected(tmp_path: Path, name: str, content: str
         with_labels(own_task(kind, **flags, data=tmp_path), tmp_path)
 
 
+def test_labels_of_any_script(tmp_path: Path) -> None:
+    """Persian and Indic words have joiners, which no blank is."""
+    labels = ("می\u200cخواهم", "हाँ\u200d", "n° 1")
+    write(tmp_path / "train.tsv", "a\tlabel\n" + "".join(f"x\t{label}\n" for label in labels))
+    assert set(with_labels(own_task(CLASSIFICATION, "a", data=tmp_path), tmp_path).labels) == set(labels)
+
+
 def test_labels_must_be_known_before_reading(tmp_path: Path) -> None:
     write(tmp_path / "train.conllu", "1\tI\tI\tPRON\tPRP\t_\t2\tnsubj\t_\t_\n")
     with pytest.raises(ValueError, match=r"task xpos takes its labels from the training file: call with_labels"):

@@ -39,7 +39,7 @@ class Defender:
 
     def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
         check_copyable(getattr(attacker, "_orig_mod", attacker))  # what torch.compile wraps
-        optimizer = getattr(optimizer, "optimizer", optimizer)
+        optimizer = optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
         self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
         self.model = copy.deepcopy(attacker)
         self.model.zero_grad(set_to_none=True)

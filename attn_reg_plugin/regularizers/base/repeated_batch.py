@@ -202,7 +202,7 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int, rows: int) -> 
         outputs: logits (B, C), of a regression (B,) or (B, 1), or of tokens (B, T, V); in any form that `logits_of`
             knows. Of tokens, those that are real and have a label count.
         inputs: of the forward by name.
-        times, rows: passes, and the examples of each; of tokens logits may have several rows an example.
+        times, rows: passes, and the examples of each.
 
     Raises:
         ValueError: there are no logits, or of another shape, such as (T, B, V).
@@ -221,8 +221,9 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int, rows: int) -> 
     targets = inputs.get("targets", inputs.get("labels"))
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
     several = several or (logits.dim() == 2 and bool(inputs.get("regression")))
-    parted = times * (rows if logits.dim() == 3 else 1)
-    if logits.dim() not in (2, 3) or several or logits.size(0) % max(parted, 1):
+    whole = times * rows
+    time_first = logits.dim() == 3 and logits.size(1) == whole and logits.size(0) % max(whole, 1)
+    if logits.dim() not in (2, 3) or several or logits.size(0) % times or time_first:
         what = "several numbers an example" if inputs.get("regression") else "labels of which several may hold"
         what = what if several else f"logits of shape {tuple(logits.shape)}"
         raise ValueError(f"passes with {what} cannot be compared; give (B, C), (B, T, V), or (B,) of a regression")

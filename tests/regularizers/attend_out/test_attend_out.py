@@ -178,8 +178,8 @@ def test_refusals(options, said):
 
 
 def test_an_optimizer_that_accelerate_wraps_is_the_one_inside():
-    played = []
-    for wrap in (lambda optimizer: optimizer, lambda optimizer: SimpleNamespace(optimizer=optimizer)):
+    played, wrapper = [], type("AcceleratedOptimizer", (SimpleNamespace,), {})
+    for wrap in (lambda optimizer: optimizer, lambda optimizer: wrapper(optimizer=optimizer)):
         model, optimizer, method = begin()
         method.optimizer = wrap(optimizer)
         with method.attach(model):

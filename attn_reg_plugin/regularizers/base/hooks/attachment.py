@@ -64,6 +64,7 @@ class Attachment:
     | PREPARING   | the method raises                       | sites cleared             | READY              |
     | PREPARING   | the method runs the model               | nothing                   | PREPARING          |
     | REGULARIZED | the forward ends, or raises             | `after_forward`           | READY              |
+    | any         | a model around this one is prepared     | sites cleared             | PREPARING, then it |
     | any         | `end_update`                            | masks freed               | the same           |
 
     Attributes:
@@ -167,7 +168,8 @@ class Attachment:
         Methods of parts of the model let their part's forwards pass. After an exception no request is put back: the
         forward is over.
         """
-        others = [one for module in self.model.modules() for one in attachments_of(module) if one is not self]
+        hooked = (module for module in self.model.modules() if module._forward_pre_hooks)
+        others = [one for module in hooked for one in attachments_of(module) if one is not self]
         sites = {site for other in others if other.model is self.model for site in other.sites}
         aside, parts = [(site, site.request) for site in sites], [one for one in others if one.model is not self.model]
         states = [part.state for part in parts]
