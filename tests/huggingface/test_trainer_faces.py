@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.huggingface.callback import divides_by_count
 from attn_reg_plugin.regularizers import AttendOut, Regularizer, Tokens
 from attn_reg_plugin.regularizers import build as make
 from attn_reg_plugin.regularizers.r_drop import RDrop
@@ -220,3 +221,17 @@ def test_the_divergence_is_divided_as_the_loss_is(
     low, high = losses(tmp_path, name, case, make("r_drop", weight=1.0), make("r_drop", weight=3.0))
     # of both batches together, or of each: bert's losses Trainer doesn't divide by the number of batches
     assert high - low == pytest.approx({"bert": 2 * 2.0, "llama": 2.0}[name], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (lambda count: 2.0 / count + 0.2, True),  # with a loss of the experts, which is not divided
+        (lambda count: 2.0, False),
+        (lambda count: 0.0, None),
+        (lambda count: float("nan"), None),
+    ],
+)
+def test_whether_a_loss_depends_on_the_count(tmp_path: Path, loss: Callable[[int], float], found: bool | None) -> None:
+    compute = lambda batch, num_items_in_batch: torch.tensor(loss(num_items_in_batch))  # noqa: E731
+    assert divides_by_count(trainer_of(tmp_path), compute, {}, 16) is found
