@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.checkpoints import load_state
 from attn_reg_plugin.regularizers import Combination, Outcome, Regularizer, build
-from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank, waits_for_gradients
+from attn_reg_plugin.regularizers.base.distributed import done_by_first_rank, waits_for_gradients
 from attn_reg_plugin.regularizers.base.outputs import IGNORED
 from attn_reg_plugin.regularizers.base.statistics import quantities
 
@@ -86,18 +86,15 @@ def state_in(path: Path, method: str | None) -> dict[str, Any] | None:
         path: beside or in the checkpoint that a training continues from; a damaged file is a ValueError on every rank.
         method: what is said to start anew where there is none; None: that is as it should be.
     """
-    state: Any = None
-    if rank() == 0 and path.exists():
-        try:
-            state = load_state(path)
-        except ValueError as refused:
-            state = refused
-    elif rank() == 0 and method is not None:
-        logger.warning(f"no {path.name} in {path.parent}: {method} starts anew from the checkpoint's weights")
-    state = object_from_first_rank(state)
-    if isinstance(state, ValueError):
-        raise state
-    return state
+
+    def read() -> dict[str, Any] | None:
+        if path.exists():
+            return load_state(path)
+        if method is not None:
+            logger.warning(f"no {path.name} in {path.parent}: {method} starts anew from the checkpoint's weights")
+        return None
+
+    return done_by_first_rank(read)
 
 
 def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advice: str) -> None:

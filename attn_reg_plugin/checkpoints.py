@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -161,6 +162,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or "model" not in state:
         raise ValueError(f"{path} is not a fairseq checkpoint")
     return state
+
+
+def settings_in(state: dict[str, Any], part: str) -> Any:
+    """Return a part of the settings in a checkpoint of fairseq's, `model` or `task`, by attributes; None without it.
+
+    Earlier versions of fairseq have those of all parts together.
+    """
+    settings = state.get("args") or (state.get("cfg") or {}).get(part)
+    return SimpleNamespace(**settings) if isinstance(settings, dict) else settings
 
 
 def find_checkpoint(run: Path, names: Sequence[str] = ("checkpoint_best.pt", "checkpoint_last.pt")) -> Path:

@@ -4,10 +4,13 @@ import contextlib
 import multiprocessing
 import os
 import socket
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 #: longer than anything here takes, even on a busy machine
 PATIENCE = 300
@@ -27,6 +30,16 @@ def start(target: Any, *arguments: Any) -> BaseProcess:
     process = _CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
+
+
+@contextlib.contextmanager
+def group_of_one(folder: Path) -> Iterator[None]:
+    """While open, this process is the only rank of a process group."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def free_port() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -18,6 +19,11 @@ REASON = (
     "attn_reg_plugin runs attention that it watches or masks, and its hooks, between compiled graphs; compile without "
     "fullgraph=True"
 )
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile(module)` wrapped, which has its class and signature; others as they are."""
+    return getattr(module, "_orig_mod", module)
 
 
 def outside_graphs(function: Callable[Given, Result]) -> Callable[Given, Result]:

@@ -4,18 +4,17 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
+from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint, settings_in
 from attn_reg_plugin.labelled import Corruption, Encoded, Example, LabelledTask, encode, load_tokenizer, longest_input
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import TAGGING
-from attn_reg_plugin.models.hf_encoder import HFEncoderModel, autocast_dtype, build_head, config_from_json
+from attn_reg_plugin.models.hf_encoder import HFEncoderModel, autocast_dtype, build_head, config_from_json, labels_of
 from attn_reg_plugin.tasks.example_flags import corruption_of
 from attn_reg_plugin.tasks.labelled_task import ENCODER, KINDS_OF_TASKS, described_task
 
@@ -67,25 +66,19 @@ def load_trained(run: Path, cpu: bool = True) -> Trained:
     """
     path = find_checkpoint(run)
     state = load_checkpoint(path)
-    settings = _settings(state, "model")
+    settings = settings_in(state, "model")
     if not getattr(settings, "hf_config", None):
         raise ValueError(f"{path} isn't a checkpoint of --arch hf_encoder")
     folder = path.parent / ENCODER
     if not folder.is_dir():
         raise FileNotFoundError(f"{path.parent} has no folder {ENCODER}, in which the training left the tokenizer")
-    config, task = config_from_json(settings.hf_config), _settings(state, "task")
+    config, task = config_from_json(settings.hf_config), settings_in(state, "task")
     labelled = described_task(task, KINDS_OF_TASKS[task._name])
     if labelled.labels is None:  # they came from the training file
-        labelled = dataclasses.replace(labelled, labels=tuple(config.id2label[i] for i in range(config.num_labels)))
+        labelled = dataclasses.replace(labelled, labels=labels_of(config))
     model = HFEncoderModel(build_head(config, labelled.kind), autocast_dtype(settings))
     model.load_state_dict(state["model"])
     tokenizer = load_tokenizer(str(folder), labelled)
     longest = longest_input(tokenizer, config, task.max_length)
     device = "cpu" if cpu or not torch.cuda.is_available() else "cuda"
     return Trained(model.to(device).eval(), tokenizer, labelled, longest, path, corruption_of(task))
-
-
-def _settings(state: dict[str, Any], part: str) -> Any:
-    """A part of the configuration in a checkpoint, which is a mapping or a namespace."""
-    settings = (state.get("cfg") or {}).get(part)
-    return SimpleNamespace(**settings) if isinstance(settings, dict) else settings

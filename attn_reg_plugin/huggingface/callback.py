@@ -245,8 +245,8 @@ def added_loss(
     regularizer: Regularizer,
     compute_loss: Callable[..., Tensor],
     inputs: dict[str, Any],
-    items: Tensor | int | None = None,
-    divides: bool = False,
+    items: Tensor | int | None,
+    divides: bool,
 ) -> Tensor:
     """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch.
 

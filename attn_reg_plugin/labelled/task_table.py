@@ -237,8 +237,8 @@ def own_task(
             their order, by default from 0.
         file_format: one of `FORMATS`; by default that of the training file in `data`.
         file_fields: fields of a CoNLL line; 0: as many as the first line has.
-        metrics: the first is the one to choose checkpoints by; by default those
-            of its kind: of entity tags such as B-PER F1, of other tags and of classes the accuracy.
+        metrics: the first is the one to choose checkpoints by; by default those of its kind: of entity tags such as
+            B-PER F1, of other tags and of classes the accuracy.
         data: the folder with `train`, `valid` (or `dev`) and `test`, such as `train.csv`.
 
     Raises:

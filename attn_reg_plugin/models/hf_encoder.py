@@ -194,9 +194,14 @@ def describe_labels(config: "PreTrainedConfig", task: LabelledTask) -> None:
     config.problem_type = PROBLEMS.get(task.kind)
 
 
+def labels_of(config: "PreTrainedConfig") -> tuple[str, ...]:
+    """Return the labels of a model with a head, in the order of its outputs."""
+    return tuple(config.id2label[index] for index in range(config.num_labels))
+
+
 def check_labels(config: "PreTrainedConfig", task: LabelledTask) -> None:
     """Refuse, by a ValueError, data whose labels are not those that a model was trained with, in their order."""
-    known = tuple(config.id2label[index] for index in range(config.num_labels))
+    known = labels_of(config)
     if task.kind in (CLASSIFICATION, TAGGING) and known != task.labels:
         raise ValueError(
             f"the checkpoint's model has the labels {', '.join(known)}, but the data {', '.join(task.labels or ())}; "

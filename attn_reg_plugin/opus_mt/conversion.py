@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint
+from attn_reg_plugin.checkpoints import find_checkpoint, load_checkpoint, settings_in
 from attn_reg_plugin.files import naming_writer, whole_folder, write_json, write_text
 from attn_reg_plugin.opus_mt import marian_folder as marian
 from attn_reg_plugin.opus_mt import tokenization as text
@@ -155,17 +155,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: it is damaged, holds types that are not allowed, or is of another architecture.
     """
     state = load_checkpoint(path)
-    settings = _settings(state)
-    found = settings.get("arch", settings.get("_name")) if isinstance(settings, dict) else None
-    found = getattr(settings, "arch", getattr(settings, "_name", found))
+    settings = settings_in(state, "model")
+    found = getattr(settings, "arch", getattr(settings, "_name", None))
     if found != ARCHITECTURE:
         raise ValueError(f"{path} is a model of --arch {found}, and only {ARCHITECTURE} can be converted back")
     return state
-
-
-def _settings(state: dict[str, Any]) -> Any:
-    """Return the model's settings in a checkpoint: a namespace or a dictionary."""
-    return state.get("args") or (state.get("cfg") or {}).get("model")
 
 
 def find_files(run: Path, checkpoint: Path, state: dict[str, Any], given: Path | None) -> Path:
@@ -177,8 +171,7 @@ def find_files(run: Path, checkpoint: Path, state: dict[str, Any], given: Path |
     Raises:
         FileNotFoundError: there is none.
     """
-    task = (state.get("cfg") or {}).get("task")
-    data = str((task.get("data") if isinstance(task, dict) else getattr(task, "data", "")) or "")
+    data = str(getattr(settings_in(state, "task"), "data", "") or "")
     prepared = [Path(data) / "opus_mt", Path(data).parent / "opus_mt"] if data else []
     for folder in [given] if given else [run, checkpoint.parent, *prepared]:
         if (folder / CONFIG).is_file() and (folder / text.VOCABULARY).is_file():
@@ -196,10 +189,9 @@ def check_function(checkpoint: Path, state: dict[str, Any], folder: Path) -> Non
     Raises:
         ValueError: it was trained with another number of heads, scale of embeddings or activation.
     """
-    settings, asked = _settings(state), architecture(folder / CONFIG)
+    settings, asked = settings_in(state, "model"), architecture(folder / CONFIG)
     for flag, usual in _SHAPELESS.items():
-        name = flag.replace("-", "_")
-        found = settings.get(name, usual) if isinstance(settings, dict) else getattr(settings, name, usual)
+        found = getattr(settings, flag.replace("-", "_"), usual)
         if found != asked.get(flag, usual):
             raise ValueError(
                 f"{checkpoint} was trained with --{flag} {found}, but {CONFIG} describes {asked.get(flag, usual)}; "

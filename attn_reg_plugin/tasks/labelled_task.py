@@ -12,6 +12,7 @@ a folder `encoder`, so that the checkpoints can be used where the pretrained mod
 # ruff: noqa: UP045
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
@@ -34,7 +35,7 @@ from attn_reg_plugin.labelled import (
 from attn_reg_plugin.labelled.dataset import LabelledDataset
 from attn_reg_plugin.labelled.task_table import own_task
 from attn_reg_plugin.models.hf_encoder import check_labels, load_config
-from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.distributed import done_by_first_rank, rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig, keep_setting
 
@@ -170,22 +171,16 @@ class LabelledTextTask(FairseqTask):
             keep_setting(cfg, "hf_config", model.config_json())
             folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
             if folder is not None:
-                self._check_labels(folder)
+                done_by_first_rank(partial(self._check_labels, folder))  # which later writes there
             if folder is not None and rank() == 0:
                 model.model.config.save_pretrained(folder)
                 self.tokenizer.save_pretrained(folder)
         return model
 
     def _check_labels(self, folder: Path) -> None:
-        """Refuse, on all ranks, to go on with a checkpoint of other labels; rank 0 looks, and later writes there."""
-        problem = None
-        if rank() == 0 and (folder.parent / "checkpoint_last.pt").is_file() and (folder / "config.json").is_file():
-            try:
-                check_labels(load_config(str(folder)), self.labelled)
-            except ValueError as error:
-                problem = str(error)
-        if problem := object_from_first_rank(problem):
-            raise ValueError(problem)
+        """Refuse to go on with a checkpoint of other labels."""
+        if (folder.parent / "checkpoint_last.pt").is_file() and (folder / "config.json").is_file():
+            check_labels(load_config(str(folder)), self.labelled)
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
         """Read and encode a split; an error names file and line."""

@@ -133,7 +133,7 @@ def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
 
 
 def test_updates_are_those_of_the_examples_that_are_trained_on(rte: list[str]) -> None:
-    """What is held out of each class is counted by the labels that are trained on, wrong ones too."""
+    """Count what is held out of each class by the labels that are trained on, wrong ones too."""
     words = [*rte, "--max-length", "40", "--train-per-class", "7", "--held-out", "0.25", "--label-noise", "0.2"]
     for run in planned(*words, "--seeds", "1,2,3,4", "--batch-size", "1", "--epochs", "1"):
         task = task_of(run)

@@ -20,6 +20,7 @@ from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from tests.backends.huggingface_models import build
 from tests.backends.oracle_models import batch, tiny
 from tests.huggingface.trainers import On, ad_drop, examples, print_of, trainer_of, weights
+from tests.processes import group_of_one
 
 INTERCEPTED = {"training_step", "compute_loss", "log", "save_model"}
 
@@ -113,16 +114,13 @@ def test_refusals_leave_nothing(tmp_path: Path, case: str) -> None:
 
 
 def test_gradients_that_data_parallel_training_would_wait_for(tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
+    with group_of_one(tmp_path):
         waits, looks = (DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=one) for one in (False, True))
         with pytest.raises(ValueError, match="no gradient, which data parallel training waits for; set that"):
             refuse_unused_parameters(waits, AttentionLayerDrop(p=0.5), "set that")
         refuse_unused_parameters(looks, AttentionLayerDrop(p=0.5), "")
         for harmless in (ad_drop(), AttentionLayerDrop(p=0.0)):
             refuse_unused_parameters(waits, harmless, "")
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_an_error_that_the_trainer_survives_does_not_detach(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_checkpoint_needs_no_pretrained_model(folder: Path) -> None:
 
 
 def test_a_checkpoint_of_other_labels_is_refused(folder: Path) -> None:
-    """Those of a training file may be as many."""
+    """Also where they are as many, as labels of another training file may be."""
     model = build(folder, "mnli")
     model.model.config.id2label = {0: "entailment", 1: "contradiction", 2: "neutral"}
     with pytest.raises(

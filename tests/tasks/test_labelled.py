@@ -148,7 +148,7 @@ def test_q_zero_is_plain_and_a_moved_run_still_works(data: Path, encoder: Path, 
 
 
 def test_a_training_does_not_go_on_with_other_labels(data: Path, encoder: Path, tmp_path: Path) -> None:
-    """Those of a training file may have changed since the checkpoint was made."""
+    """As where a training file has changed since the checkpoint was made."""
     config = json.loads((encoder / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "encoder").mkdir()
     (tmp_path / "encoder" / "config.json").write_text(json.dumps({**config, "id2label": {0: "no", 1: "yes"}}))

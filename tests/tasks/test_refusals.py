@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
 from attn_reg_plugin.tasks.attn_reg_translation import AttnRegTranslationTask
 from tests.backends.fairseq_models import transformer, words
+from tests.processes import group_of_one
 from tests.tasks.fairseq_runs import AD_DROP, Finished, make_corpus, train
 from tests.tasks.tasks_in_process import (
     PROGRESS,
@@ -145,14 +146,11 @@ def test_what_cannot_work_is_named(case: str) -> None:
 
 def test_layer_drop_where_data_parallel_training_waits_for_gradients(tmp_path: Path) -> None:
     """fairseq's wrapper is around PyTorch's."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
+    with group_of_one(tmp_path):
         task = attached(transformer(), attn_reg="attention_layer_drop")
         wrapped = ModuleProxyWrapper(DistributedDataParallel(task.regularizer.model))
         with pytest.raises(ValueError, match="add --find-unused-parameters, or --ddp-backend legacy_ddp"):
             step(task, wrapped, sample())
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_what_works_is_not_refused() -> None:

@@ -35,7 +35,7 @@ def test_a_repeated_batch_is_counted_once() -> None:
 
 @pytest.mark.slow
 def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -> None:
-    """What is logged is of one pass, and in base 2; validation is the plain criterion's."""
+    """Losses are logged of one pass, and in base 2; validation is the plain criterion's."""
     flags = shlex.split("--lr 1e-30 --label-smoothing 0 --update-freq 2 --max-epoch 1 --eval-bleu --eval-bleu-args")
     flags += ['{"beam":1}']
     r_drop = ["--attn-reg", "r_drop", "--r-drop-weight", "3"]
@@ -54,7 +54,7 @@ def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -
 def test_a_training_counts_the_batches_of_its_own_first_epoch(
     theirs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are those of the checkpoint where it goes on, but not where it starts from another training's."""
+    """Batches are those of the checkpoint where a training goes on, but not where it starts from another's."""
     restored = tmp_path / "other" / "checkpoint_last.pt" if theirs else "checkpoint_last.pt"
     task = attached(transformer(), attn_save_dir=str(tmp_path), attn_restore_file=str(restored))
     monkeypatch.setattr(task, "continue_from", lambda *_: [None, 99])

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from attn_reg_plugin.attention.graphs import uncompiled
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.backends.huggingface.attention import (
     ORIGINALS,
@@ -152,7 +153,7 @@ class HuggingFaceBackend(ReplacingBackend):
 
     def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Read what `described` finds, and the ids of a decoder that its model makes, off the forward's arguments."""
-        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps, with its signature
+        model = uncompiled(model)
         try:
             named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
         except (TypeError, ValueError):

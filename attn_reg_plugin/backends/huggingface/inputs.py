@@ -7,6 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.graphs import uncompiled
 from attn_reg_plugin.regularizers.base.outputs import IGNORED
 
 
@@ -58,7 +59,7 @@ def transformers_model(model: nn.Module) -> nn.Module | None:
     while left:
         module = left.pop()
         if hasattr(module, "can_generate"):
-            found.add(getattr(module, "_orig_mod", module))  # what torch.compile wraps, whole
+            found.add(uncompiled(module))
         else:
             left.extend(module.children())
     return found.pop() if len(found) == 1 else None

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from attn_reg_plugin.attention.graphs import uncompiled
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.attend_out.defender import Defender, check_copyable
 from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
@@ -226,7 +227,8 @@ class AttendOut(Regularizer):
         """The running game; it starts with generator and defender made anew, or as a loaded state has them.
 
         Raises:
-            ValueError: `problem` or `optimizer` is missing, or the attacker is not alone on the model.
+            ValueError: `problem` or `optimizer` is missing, the attacker is not alone on the model, or that cannot be
+                copied.
         """
         if self.game is not None:
             return self.game
@@ -238,6 +240,7 @@ class AttendOut(Regularizer):
         with torch.random.fork_rng([], enabled=self._continues):  # a continued game was built before
             generator = self.make_generator(model)
         with self._attachment.suspended():
+            check_copyable(uncompiled(model))
             defender = self._make_defender(model, self.optimizer, self.clip_norm)
         self.game = self.game_class(self, self.problem, generator, defender)
         if self._continues:

@@ -26,9 +26,6 @@ class Defender:
             same state.
         clip_norm: largest gradient norm, 0 = unlimited.
 
-    Raises:
-        ValueError: see `check_copyable`.
-
     Attributes:
         model, optimizer: the defender's.
         scaler: of its loss, in fp16; None: the loss is as it is.
@@ -38,7 +35,6 @@ class Defender:
     _batches = 0  # of the update, whose mean is to be taken
 
     def __init__(self, attacker: nn.Module, optimizer: Optimizer, clip_norm: float = 0.0) -> None:
-        check_copyable(getattr(attacker, "_orig_mod", attacker))  # what torch.compile wraps
         optimizer = optimizer.optimizer if type(optimizer).__name__ == "AcceleratedOptimizer" else optimizer
         self.attacker, self.attacker_optimizer, self.clip_norm = attacker, optimizer, clip_norm
         self.model = copy.deepcopy(attacker)

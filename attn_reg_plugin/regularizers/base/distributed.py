@@ -1,10 +1,13 @@
 """Several data-parallel ranks, each with a share of the batch; everything is a no-op in a single one."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+Result = TypeVar("Result")
 
 
 def world_size() -> int:
@@ -54,6 +57,20 @@ def object_from_first_rank(value: Any) -> Any:
     holder = [value]
     torch.distributed.broadcast_object_list(holder, 0)
     return holder[0]
+
+
+def done_by_first_rank(function: Callable[[], Result]) -> Result:
+    """Call a function on rank 0; every rank gets what it returns, or raises the ValueError that it raised."""
+    found: Any = None
+    if rank() == 0:
+        try:
+            found = function()
+        except ValueError as refused:
+            found = refused
+    found = object_from_first_rank(found)
+    if isinstance(found, ValueError):
+        raise found
+    return found
 
 
 def gathered_on_first_rank(ours: list[Any]) -> list[Any]:

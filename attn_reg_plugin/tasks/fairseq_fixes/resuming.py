@@ -20,7 +20,7 @@ from fairseq.checkpoint_utils import save_checkpoint
 
 from attn_reg_plugin.checkpoints import is_damaged, load_weights
 from attn_reg_plugin.files import whole_file
-from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
+from attn_reg_plugin.regularizers.base.distributed import done_by_first_rank, object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
@@ -132,17 +132,15 @@ def repair_last(folder: Path | None) -> None:
     """
     if folder is None:
         return
-    last, problem = folder / "checkpoint_last.pt", None
-    if rank() == 0:
+    last = folder / "checkpoint_last.pt"
+
+    def repair() -> None:
         try:
             _repair(last)
         except OSError as error:
-            problem = f"{last} is damaged and cannot be made anew: {error}"
-        except ValueError as error:
-            problem = str(error)
-    problem = object_from_first_rank(problem)
-    if problem is not None:
-        raise ValueError(problem)
+            raise ValueError(f"{last} is damaged and cannot be made anew: {error}") from None
+
+    done_by_first_rank(repair)
 
 
 def _repair(last: Path) -> None:

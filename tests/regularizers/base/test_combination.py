@@ -171,7 +171,7 @@ def test_a_probe_sees_nothing_of_who_is_attached_beside_it(translator, batch):
 
 
 def test_a_method_of_a_part_does_not_act_in_a_probe_of_the_whole(translator, batch):
-    """Its masks are none of the probe's, also those of the batch before, and it counts its own forwards only."""
+    """No mask of the part is in the probe, also none of the batch before; only the part's own forwards count."""
     expected = masks_alone(translator, batch)
     part, ours = AttentionLayerDrop(p=1.0, sites="decoder.cross"), ADDrop(**AD_DROP, sites=SITES)
     with part.attach(translator.decoder), ours.attach(translator):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.graphs import uncompiled
 from attn_reg_plugin.attention.selection import Backend
 from attn_reg_plugin.regularizers.base.context import Supplied
 from attn_reg_plugin.regularizers.base.sharding import run_forward
@@ -48,9 +49,8 @@ class Forward:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, with what dictionaries among them hold."""
-        model = getattr(self.model, "_orig_mod", self.model)  # what torch.compile wraps, with its signature
         try:
-            named = dict(inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments)
+            named = dict(inspect.signature(uncompiled(self.model).forward).bind(*self.args, **self.kwargs).arguments)
         except (TypeError, ValueError):
             named = dict(self.kwargs)
         extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
