@@ -255,45 +255,27 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, name: str = "lock", kept: bool = False, wait: bool = False) -> Iterator[int]:
+def lock_folder(folder: Path, wait: bool = False) -> Iterator[int]:
     """Hold a folder: a second process is refused until the first, and every process it gave the lock to, has ended.
 
     Args:
-        folder: must be there.
-        name: of the lock file, in which the process that holds the folder is named.
-        kept: leave the file there at the end.
+        folder: must be there; a file `lock` in it, which stays, names the process that holds it.
         wait: for the process that holds it, instead of raising `FolderInUse`.
 
     Yields:
         The descriptor, for processes that are to inherit the lock.
     """
-    path = folder / name
-    descriptor = _locked(path, wait)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            said = f"another process is still working in {folder}{f' ({who})' if who else ''}"
+            raise FolderInUse(f"{said}; wait for it or end it") from None
         with contextlib.suppress(OSError):  # a full disk: the name is there for messages only
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield descriptor
     finally:
-        if not kept:
-            path.unlink(missing_ok=True)  # while it is still held, so that nobody's else is deleted
-        os.close(descriptor)
-
-
-def _locked(path: Path, wait: bool) -> int:
-    """A descriptor of the lock file, which this process holds."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            # the holder before may have deleted the file between the two calls
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BaseException as error:
-            who = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            if not isinstance(error, BlockingIOError):
-                raise
-            said = f"another process is still working in {path.parent}{f' ({who})' if who else ''}"
-            raise FolderInUse(f"{said}; wait for it or end it") from None
         os.close(descriptor)

@@ -96,10 +96,10 @@ class Experiment:
     rows: tuple[Row, ...]
 
 
-def named(name: str) -> tuple[str, int | None]:
+def named(name: str) -> tuple[str, int]:
     """The method and the seed in the name of a run's folder."""
-    match = re.fullmatch(r"(.+?)[-_.]?seed[-_]?(\d+)", name)
-    return (match[1], int(match[2])) if match else (name, None)
+    method, _, seed = name.rpartition("-seed")
+    return method, int(seed)
 
 
 def reported_scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:

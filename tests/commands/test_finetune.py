@@ -222,6 +222,9 @@ def test_a_run_is_of_its_further_validation_set(rte: list[str], tmp_path: Path) 
         settings.append(planned(*words)[0].settings)
     assert [one["subsets"] for one in settings] == [["valid"], *[["valid", "valid1"]] * 2]
     assert "further" not in settings[0] and settings[1]["further"] != settings[2]["further"]
+    (tmp_path / "mnli" / "dev_mismatched.tsv.gz").touch()
+    with pytest.raises(ValueError, match=r"has both dev_mismatched\.tsv and "):
+        planned(*words)
 
 
 def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> None:

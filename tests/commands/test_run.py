@@ -64,7 +64,6 @@ def test_opus_mt_has_the_authors_settings(
     command = " ".join(ad_drop.train_command())
     for part in (
         f"--arch opus_mt --encoder-layers 2 --dropout 0.1 --finetune-from-model {out}/model/checkpoint.pt",
-        "--load-checkpoint-on-all-dp-ranks",
         "--lr 2e-05 --lr-scheduler polynomial_decay --warmup-updates 0 --total-num-update 15",
         "--max-epoch 5 --batch-size 16 --distributed-world-size 1",
         "--cpu",

@@ -116,7 +116,8 @@ def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:
     dictionary.write_text("pi@@ 3\nsica 2\n", encoding="utf-8")
     with pytest.raises(ValueError, match=f"{dictionary} has none of sentencepiece's pieces"):
         planned(tmp_path / "data")
-    (run,) = planned(tmp_path / "data", "--generate-flags=--post-process subword_nmt")
+    (run,) = planned(tmp_path / "data", "--generate-flags=--post-process subword_nmt --sampling --seed 3")
+    assert run.settings["generate"]["seed"] == "3", "the setting seeds is about trainings"
     assert run.settings["generate"]["post-process"] == "subword_nmt"
     (chosen,) = planned(tmp_path / "data", "--metric", "bleu", "--generate-flags=--remove-bpe")
     assert chosen.flags["eval-bleu-remove-bpe"] == "subword_nmt", "checkpoints are chosen by words, too"

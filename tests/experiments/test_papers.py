@@ -52,6 +52,14 @@ def test_every_configuration_is_accepted(name: str) -> None:
     assert (PAPERS / "README.md").read_text(encoding="utf-8").count(f"`{name}.yaml`") == 1
 
 
+@pytest.mark.parametrize("path", sorted((PAPERS.parent / "evidence").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_of_the_evidence_is_accepted(path: Path) -> None:
+    try:
+        assert plan(path, [])
+    except ValueError as error:  # files of one's own, of which the columns are looked up
+        assert "the data folder data/evidence/" in str(error)
+
+
 @pytest.mark.parametrize("name", CHEAP)
 def test_cheap_ones_run(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)

@@ -78,7 +78,8 @@ def draw_curves(runs: Sequence[RunResult], name: str) -> Any:
     for run in runs:
         if curve := run.curves.get(name):
             by_title.setdefault(run.title, []).append(curve)
-    lines, lower = {title: mean_curve(curves) for title, curves in by_title.items()}, lower_is_better(name)
+    means, lower = {title: mean_curve(curves) for title, curves in by_title.items()}, lower_is_better(name)
+    lines = {title: found for title, found in means.items() if len(found)}  # without epochs that all its runs have
     columns = 2 if all(len(title) <= HALF for title in lines) else 1
     matplotlib = load_matplotlib()
     with matplotlib.rc_context(_LOOK):
@@ -94,7 +95,7 @@ def draw_curves(runs: Sequence[RunResult], name: str) -> Any:
             if std.any():
                 axes.fill_between(mean.index, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
         axes.set(xlabel="epoch", ylabel=plain_text(name))
-        if lower and name.startswith(VALID):
+        if lines and lower and name.startswith(VALID):
             axes.set_ylim(limits([found["mean"].tolist() for found in lines.values()]))
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)

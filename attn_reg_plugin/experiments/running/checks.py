@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -18,17 +18,6 @@ from attn_reg_plugin.files import first_line
 _SILENT = threading.RLock()
 #: data and flags of a training -> its updates, which all seeds share
 _UPDATES: dict[tuple[str, str, int | None], int] = {}
-
-
-def claim_runs(runs: Sequence[Run]) -> None:
-    """Try the commands of runs, then claim their folders, before anything is trained.
-
-    Raises:
-        ValueError: a command cannot work, and nothing is written; or a folder holds a run with other settings.
-    """
-    check_runs(runs)
-    for one in runs:
-        one.claim()
 
 
 def check_runs(runs: Iterable[Run]) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -110,19 +110,15 @@ def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
         except BaseException as error:
             failures.append(error)  # the first; others may fail because they are told to stop
             stop.set()  # before this thread takes the next task
-            raise
 
     with ThreadPoolExecutor(jobs) as pool:
-        started = [pool.submit(work, task) for task in tasks]
         try:
-            for one in as_completed(started):
-                one.result()
-        except BaseException as error:
-            first = failures[0] if failures else error
+            wait([pool.submit(work, task) for task in tasks])
+        except BaseException:  # from the keyboard
             stop.set()
-            for one in started:
-                one.cancel()
-            raise first  # noqa: B904
+            raise
+    if failures:
+        raise failures[0]
 
 
 class Slots:
@@ -170,7 +166,7 @@ def carry_out(
     Runs that another process works on are left to it; if it ends before they are done, they are taken over.
 
     Args:
-        runs: claimed by `checks.claim_runs`, or trials, which know their settings when they begin.
+        runs: claimed, or trials, which know their settings when they begin.
         epochs: of a run, at most.
         summary: what is said of a finished run.
         jobs: runs at a time; with several each has one of the `gpus`.

@@ -144,7 +144,7 @@ class Run:
     def in_use(self) -> bool:
         """Whether another process works on it."""
         try:
-            with lock_folder(self.folder, kept=True):
+            with lock_folder(self.folder):
                 return False
         except FolderInUse:
             return True
@@ -161,7 +161,7 @@ class Run:
                 write_json(self.folder / "run.json", {**recorded, "title": self.title})
             return
         # another process that has begun, and not yet said with what settings, is about to
-        with lock_folder(self.folder, kept=True, wait=not recorded):
+        with lock_folder(self.folder, wait=not recorded):
             self.record()
 
     def record(self) -> None:
@@ -183,7 +183,7 @@ class Run:
         """
         if self.finished():
             return
-        with lock_folder(self.folder, kept=True) as lock:
+        with lock_folder(self.folder) as lock:
             self.work(lock, watch, stop)
 
     def work(self, lock: int, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:

@@ -74,7 +74,7 @@ class TrialRun(Run):
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Carry it out unless it is over; a RunError says that it failed, another ValueError that all trials do."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with lock_folder(self.folder, kept=True) as lock:
+        with lock_folder(self.folder) as lock:
             if self.finished():
                 return
             trial = self.ask()

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from attn_reg_plugin.cli import main
-from attn_reg_plugin.experiments.report.curves import limits, mean_curve
+from attn_reg_plugin.experiments.report.curves import draw_curves, limits, mean_curve
 from attn_reg_plugin.experiments.report.differences import Difference, interval
 from attn_reg_plugin.experiments.report.examples import Examples, of_predictions, of_translations
 from attn_reg_plugin.experiments.report.page import Experiment, read_experiment
@@ -141,6 +142,8 @@ def test_a_curve_is_the_mean_of_the_epochs_that_all_seeds_have() -> None:
     found = mean_curve([{1: 4.0, 2: 3.0, 3: 2.0}, {2: 5.0, 1: 6.0}])
     assert found["mean"].to_dict() == {1: 5.0, 2: 4.0} and found["std"].tolist() == pytest.approx([2**0.5] * 2)
     assert mean_curve([{1: 4.0}])["std"].tolist() == [0.0]
+    runs = [SimpleNamespace(title=t, curves={"validation loss": c}) for t, c in (("a", {1: 2.0}), ("a", {2: 1.0}))]
+    assert not draw_curves(runs, "validation loss").axes[0].lines, "a method whose runs share no epoch has no line"
 
 
 def test_the_axis_shows_all_ends_and_leaves_out_the_start() -> None:

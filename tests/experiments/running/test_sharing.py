@@ -39,7 +39,7 @@ class ShortRun(Run):
     """A run whose training does nothing but say so."""
 
     def carry_out(self, watch: Any, stop: Event | None = None) -> None:
-        with lock_folder(self.folder, kept=True) as lock:
+        with lock_folder(self.folder) as lock:
             if not self.result():
                 command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
                 self.execute(command, "train.log", "x", lock, stop, watch)
@@ -51,7 +51,6 @@ class ShortRun(Run):
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
-    monkeypatch.setattr(checks, "check_runs", lambda all: None)
     monkeypatch.setattr(executor, "WAIT", 0.05)
     monkeypatch.setattr(executor, "POLL", 0.05)
     names = [(method, seed) for seed in (1, 2) for method in ("plain", "ad_drop")]
@@ -64,7 +63,8 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[ShortRun]:
 def carry_out(all: list[ShortRun], **how: Any) -> str:
     """Do the runs and return what is said meanwhile."""
     said = io.StringIO()
-    checks.claim_runs(all)
+    for one in all:
+        one.claim()
     assert executor.carry_out(all, Console(file=said, width=200), 1, lambda one: "well", **how)
     return said.getvalue()
 
@@ -87,7 +87,7 @@ def test_a_run_of_another_process_comes_last(planned: list[ShortRun]) -> None:
     for one in planned:
         one.claim()
     with contextlib.ExitStack() as elsewhere:
-        elsewhere.enter_context(lock_folder(planned[0].folder, kept=True))
+        elsewhere.enter_context(lock_folder(planned[0].folder))
         threading.Timer(1.0, elsewhere.close).start()
         said = carry_out(planned).splitlines()
     assert "plain, seed 1: another process is still working in" in said[2]
@@ -141,7 +141,8 @@ def test_gpus_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=120)
-    checks.claim_runs(planned)
+    for one in planned:
+        one.claim()
     assert executor.carry_out(planned, console, 1, lambda one: "well", 4)
     assert "all runs" in said.getvalue() and "4 of 4 runs" in said.getvalue()
     assert "plain, seed 1: well" in said.getvalue()
@@ -149,12 +150,10 @@ def test_a_terminal_has_a_bar_over_all_runs(planned: list[ShortRun]) -> None:
 
 def test_a_folder_is_waited_for_and_what_ends_the_work_in_it_is_said(tmp_path: Path) -> None:
     with contextlib.ExitStack() as elsewhere:
-        elsewhere.enter_context(lock_folder(tmp_path, "a.lock"))
+        elsewhere.enter_context(lock_folder(tmp_path))
         threading.Timer(0.3, elsewhere.close).start()
-        with pytest.raises(FolderInUse, match="one inside"), lock_folder(tmp_path, "a.lock", wait=True):
-            assert (tmp_path / "a.lock").exists()
+        with pytest.raises(FolderInUse, match="one inside"), lock_folder(tmp_path, wait=True):
             raise FolderInUse("one inside")
-    assert not (tmp_path / "a.lock").exists()
 
 
 def test_two_threads_that_try_commands_leave_everything_audible() -> None:
