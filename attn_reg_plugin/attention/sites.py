@@ -88,11 +88,7 @@ class AttentionSite:
 
     def ask(self, **asked: Any) -> None:
         """Ask for more, by the fields of `Request`."""
-        self.add(Request(**asked))
-
-    def add(self, request: Request) -> None:
-        """Ask for `request` beside what is asked already."""
-        self.put_in_place(self.request | request)
+        self.put_in_place(self.request | Request(**asked))
 
     def clear(self) -> None:
         """Forget request and calls: plain attention from here."""

@@ -150,7 +150,7 @@ class Layer(StandIn):
             return self.inner(*args, **kwargs)
         states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
         call = self._call()
-        if call is None or not call.uniform:
+        if call is None or not call.uniform or states is None:
             return self._run(call, states, args, kwargs)
         if call.bare is None:
             with same_randomness(states.device), ExitStack() as put_back:

@@ -69,7 +69,8 @@ def attributed(model, run, select="*", **options):
     """B by the name of the site."""
     sites = find_sites(model, select)
     with recording(sites, needs_weights=True):
-        return {site.name: attribution for site, attribution in integrated_attribution(run, sites, **options)}
+        found = integrated_attribution(run, sites, **options)
+        return dict(zip([site.name for site in sites for _ in site.tapes], found, strict=True))
 
 
 def value_at(model, run, given):

@@ -183,6 +183,6 @@ def test_attribution_beside_a_sink_is_of_real_keys(dtype):
     assert found.shape == SHAPE
     torch.testing.assert_close(found, expected.float(), **near)
     with recording([site], needs_weights=True):
-        ((_, integrated),) = integrated_attribution(run, [site], steps=2)
+        (integrated,) = integrated_attribution(run, [site], steps=2)
     # F is cubic in the map: ∂F/∂A(αA) = α² ∂F/∂A, of which two steps take α = ½ and 1
     torch.testing.assert_close(integrated, (weights * expected * 0.625).float().detach(), **near)

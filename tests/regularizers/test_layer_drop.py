@@ -85,6 +85,7 @@ class Own(nn.Module):
         self.attention.site = AttentionSite("encoder", "self", 0)
 
     def forward(self, states):
+        states = states["states"] if isinstance(states, dict) else states
         heads = states.unsqueeze(1)
         return self.linear(regularized_attention(heads, heads, heads, site=self.attention.site)[:, 0]), states.sum()
 
@@ -105,8 +106,10 @@ def test_what_a_layer_gives_beside_its_states_stays_and_another_size_is_refused(
         for _ in range(2):
             torch.testing.assert_close(model(states), 2 * states.sum())
     model, said = Model(squeezed=1).train(), r"^the layer layers.0 of encoder.self\[0\] takes states"
-    with LayerDrop(p=0.5).attach(model), pytest.raises(RuntimeError, match=said):
-        model(states)
+    for p in (0.5, 1.0):
+        with LayerDrop(p=p).attach(model), pytest.raises(RuntimeError, match=said):
+            model(states)
+        said, states = said.replace("takes states", "takes no states"), {"states": states}
 
 
 def test_what_has_no_layer_of_its_own_is_refused_and_nothing_stays(translator):

@@ -26,7 +26,6 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     LABELS,
     Objective,
     OfOutputs,
-    PseudoLabels,
 )
 from attn_reg_plugin.regularizers.ad_drop.tokens import hide_tokens
 from attn_reg_plugin.regularizers.base import Preset, option, register
@@ -199,7 +198,7 @@ class ADDrop(CrossTuned):
     def _integrated_attributions(self, forward: Forward) -> list[Tensor | None]:
         with self.probe(forward, same_draws=True) as run:
             how = {"steps": self.integrated_steps, "path": self.integrated_path}
-            return [attribution for _, attribution in integrated_attribution(run, self.attached_sites, **how)]
+            return integrated_attribution(run, self.attached_sites, **how)
 
     def _attention_attributions(self, forward: Forward) -> list[Tensor | None]:
         with without_gradients(), self.probe(forward) as run:
@@ -222,7 +221,7 @@ class ADDrop(CrossTuned):
         """A function that runs the probe and returns F; with `same_draws`, every run draws what the first does."""
         inputs = forward.inputs
         if same_draws and self.integrated_labels == "frozen":
-            inputs = {"pseudo_labels": PseudoLabels(), **inputs}
+            inputs = {"pseudo_labels": {}, **inputs}
         device, bfloat16 = forward.device, partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
         precision = partial(bfloat16, device.type) if self.probe_dtype == "bfloat16" else nullcontext
         draw_again = remember_randomness(device) if same_draws else lambda: None

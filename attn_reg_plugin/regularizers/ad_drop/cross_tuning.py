@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from attn_reg_plugin.regularizers.base import Regularizer
@@ -56,6 +57,8 @@ class CrossTuned(Regularizer):
     """
 
     schedule: CrossTuning
+    #: whether it does anything where its schedule says so
+    acts_at_all: Callable[[], bool]
     #: the updates of a training whose number of epochs is not known, 0 where that isn't either; None: no such training
     _length: int | None = None
 
@@ -64,10 +67,6 @@ class CrossTuned(Regularizer):
         if self.schedule.schedule.startswith("update:"):
             return f"every other {self.schedule.schedule.removeprefix('update:')} updates"
         return "from epoch 2, every other" if self.schedule.schedule == "epoch" else ""
-
-    def acts_at_all(self) -> bool:
-        """Whether the method does anything where its schedule says so."""
-        return True
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """As `Regularizer.begin_training`; warns of a schedule that never comes to an epoch it regularizes."""

@@ -3,7 +3,7 @@
 Scaling A by α scales O by α, so each pass runs the model with the outputs of some attentions scaled.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ def integrated_attribution(
     *,
     steps: int = 20,
     path: str = "site",
-) -> Iterator[tuple[AttentionSite, Tensor | None]]:
+) -> list[Tensor | None]:
     """Integrated gradients, B = A ⊙ (1/m) Σ ∂F/∂A(k/m A) for k = 1 … m (AD-DROP's IGA; m = 20 there).
 
     Args:
@@ -50,9 +50,9 @@ def integrated_attribution(
         path: `site` scales one site's maps at a time (m passes per site), `joint` all of them together (m passes in
             all; the sum of B over every site is then F(A) - F(0), for many steps).
 
-    Yields:
-        (site, B) with B (B, H, T, S) in fp32, for each call of the site in order; None for a call that F does not
-        depend on, or that ran without gradients. Sites that the forward skips are left out.
+    Returns:
+        B (B, H, T, S) in fp32 for each call that the forward makes, site by site and in their order; None for one that
+        F does not depend on, or that ran without gradients.
 
     Raises:
         ValueError: as `output_gradients`.
@@ -63,9 +63,10 @@ def integrated_attribution(
     for tape in (tape for site in sites for tape in site.tapes):  # what is not recorded may draw another dropout
         tape.weights = tape.dropped_weights = None
     if not sites:
-        return
+        return []
     requests, tapes = {site: site.request for site in sites}, {site: site.tapes for site in sites}
     groups = [[site] for site in sites] if path == "site" else [sites]
+    found: list[Tensor | None] = []
     any_gradients = False
     for group in groups:
         for site in sites:
@@ -73,10 +74,11 @@ def integrated_attribution(
         used = [(site, tape) for site in group for tape in tapes[site]]
         totals = _integrals(run, used, steps)
         any_gradients = any_gradients or any(tape.output.requires_grad for _, tape in used)
-        for (site, tape), total in zip(used, totals, strict=True):
+        for (_, tape), total in zip(used, totals, strict=True):
             tape.output = tape.output.detach()  # its graph reaches down to the inputs
-            yield site, None if total is None else tape.dropped_weights.float() * total
+            found.append(None if total is None else tape.dropped_weights.float() * total)
     if not any_gradients:
         raise ValueError(NO_GRADIENTS)
     for site in sites:
         site.put_on(requests[site])
+    return found

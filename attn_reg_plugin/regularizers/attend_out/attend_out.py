@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from attn_reg_plugin.attention.graphs import uncompiled
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.attend_out.defender import Defender, check_copyable
-from attn_reg_plugin.regularizers.attend_out.game import Game, on_cpu
+from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.context import Problem, Training
-from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Quantity
@@ -227,16 +227,12 @@ class AttendOut(Regularizer):
         """The running game; it starts with generator and defender made anew, or as a loaded state has them.
 
         Raises:
-            ValueError: `problem` or `optimizer` is missing, the attacker is not alone on the model, or that cannot be
-                copied.
+            ValueError: `problem` or `optimizer` is missing, or the model cannot be copied.
         """
         if self.game is not None:
             return self.game
         if self.problem is None or self.optimizer is None:
             raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
-        others = {each.regularizer.name for each in attachments_of(model)} - {self.name}
-        if others:
-            raise ValueError(f"AttendOut copies its model, so it must be alone on it; detach {', '.join(others)} first")
         with torch.random.fork_rng([], enabled=self._continues):  # a continued game was built before
             generator = self.make_generator(model)
         with self._attachment.suspended():
@@ -291,7 +287,9 @@ class AttendOut(Regularizer):
         try:
             if self.game is not None:
                 self.game.forget_unfinished()
-                self._kept = on_cpu(self.state_dict())  # not the weights of two more models on the device
+                self._kept = tree_map_only(
+                    Tensor, lambda one: one.detach().cpu(), self.state_dict()
+                )  # not the weights of two more models on the device
         finally:
             self._end_game()
             super().detach()

@@ -318,12 +318,3 @@ class Game:
         mine = [batch for batch in state["cache"] if batch["rank"] % world_size() == rank()]
         self.cache = [CachedBatch.from_state_dict(batch, device) for batch in mine]
         self.cache_elsewhere = [b for b in state["cache"] if b["rank"] % world_size()] if rank() == 0 else []
-
-
-def on_cpu(value: Any) -> Any:
-    """The same containers with their tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if isinstance(value, Mapping):
-        return {key: on_cpu(held) for key, held in value.items()}
-    return type(value)(on_cpu(held) for held in value) if isinstance(value, list | tuple) else value

@@ -17,8 +17,16 @@ from attn_reg_plugin.regularizers.base.statistics import Quantity
 
 
 def _told(event: str) -> Callable[..., None]:
-    """An event of which each method is told, and nothing else happens."""
-    return wraps(getattr(Regularizer, event))(lambda self, *args: self._tell(event, *args))
+    """An event that the combination takes as any method does, and then each of its methods."""
+    own = getattr(Regularizer, event)
+
+    @wraps(own)
+    def tell(self: Combination, *args: Any, **named: Any) -> None:
+        own(self, *args, **named)
+        for method in self.parts:
+            getattr(method, event)(*args, **named)
+
+    return tell
 
 
 class Combination(Regularizer):
@@ -43,18 +51,28 @@ class Combination(Regularizer):
     parts: Sequence[Regularizer] = ()
 
     def __init__(self, methods: Sequence[Regularizer]) -> None:
-        self.name = "+".join(method.name for method in methods)
-        check_together(methods)
+        names = [method.name for method in methods]
+        self.name = "+".join(names)
+        twice = next((f"{one} twice" for one in names if names.count(one) > 1), "one method" if len(names) < 2 else "")
+        if twice:
+            raise ValueError(f"{self.name} names {twice}; combine different methods")
+        for method in methods:
+            if method.alone:
+                raise ValueError(f"{self.name}: {method.name} combines with no other method: {method.alone}")
+        several = [method.name for method in methods if method.passes > 1]
+        if len(several) > 1:
+            raise ValueError(
+                f"{self.name}: {' and '.join(several)} each run the batch several times and compare the passes"
+            )
         self.parts = sorted(methods, key=lambda method: method.acts)
         self.sites = next((method.sites for method in self.parts if method.needs_sites), Regularizer.sites)
         super().__post_init__()
         for method in self.parts:
-            method.statistics, method.companions = self.statistics, self.parts
+            method.statistics = self.statistics
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts))
 
-    needs_sites = property(lambda self: any(method.needs_sites for method in self.parts))
     large_state = property(lambda self: any(method.large_state for method in self.parts))
     begun = property(lambda self: any(method.begun for method in self.parts))
 
@@ -72,12 +90,13 @@ class Combination(Regularizer):
         if any(method._attachment is not None for method in self.parts):
             raise ValueError(f"{self.name} is attached already; detach() it first")
         method = self.parts[0]
+        for method in self.parts:
+            method.companions = self.parts
         try:
             for method in self.parts:
                 method.attach(model)
         except BaseException as error:
-            for attached in self.parts:
-                attached.detach()
+            self.detach()
             if isinstance(error, OptionError):
                 error.method = method.name
             raise
@@ -97,6 +116,7 @@ class Combination(Regularizer):
         """As `Regularizer.detach`."""
         for method in reversed(self.parts):
             method.detach()
+            method.companions = ()
 
     @property
     def model(self) -> nn.Module:
@@ -110,32 +130,15 @@ class Combination(Regularizer):
 
     # -- what each of them hears ------------------------------------------------------------------------------------
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Announce an epoch, counted from 1."""
-        super().begin_epoch(epoch)
-        self._tell("begin_epoch", epoch)
-
-    def begin_update(self, update: int) -> None:
-        """Announce the number of updates made so far."""
-        super().begin_update(update)
-        self._tell("begin_update", update)
-
-    def end_update(self) -> None:
-        """Announce an update."""
-        self.updates += 1
-        self._tell("end_update")
+    bind, unbind = _told("bind"), _told("unbind")
+    begin_training, begin_epoch, begin_update = map(_told, ("begin_training", "begin_epoch", "begin_update"))
+    end_update, forget_unfinished = _told("end_update"), _told("forget_unfinished")
 
     def supply(self, supplied: Supplied | None = None, /, **fields: Any) -> None:
         """Tell what the next forwards' arguments do not show."""
         super().supply(supplied, **fields)
-        self._tell("supply", self.supplied)
-
-    bind, unbind = _told("bind"), _told("unbind")
-    begin_training, forget_unfinished = _told("begin_training"), _told("forget_unfinished")
-
-    def _tell(self, event: str, *args: Any) -> None:
         for method in self.parts:
-            getattr(method, event)(*args)
+            method.supply(self.supplied)
 
     # -- what they say together -------------------------------------------------------------------------------------
 
@@ -157,10 +160,6 @@ class Combination(Regularizer):
     def leaves_unused(self) -> bool:
         """Whether any of them does."""
         return any(method.leaves_unused() for method in self.parts)
-
-    def due(self) -> bool:
-        """Whether any of them is."""
-        return any(method.due() for method in self.parts)
 
     def loss(self, compute: Callable[[Any], Tensor], batch: Any, share: Share | None = None) -> Tensor:
         """The loss of the one that adds to it."""
@@ -188,25 +187,6 @@ class Combination(Regularizer):
             if method.name not in parts:
                 raise ValueError(f"the state isn't one of {self.name}: it lacks that of {method.name}")
             getattr(method, how)(parts[method.name])
-
-
-def check_together(methods: Sequence[Regularizer]) -> None:
-    """Refuse methods that cannot act together on one model.
-
-    Raises:
-        ValueError: the reason, in one sentence.
-    """
-    names = [method.name for method in methods]
-    name = "+".join(names)
-    twice = next((one for one in names if names.count(one) > 1), None)
-    if twice or len(names) < 2:
-        raise ValueError(f"{name} names {twice or 'one method'}{' twice' if twice else ''}; combine different methods")
-    for method in methods:
-        if method.alone:
-            raise ValueError(f"{name}: {method.name} combines with no other method: {method.alone}")
-    running = [method.name for method in methods if method.passes > 1]
-    if len(running) > 1:
-        raise ValueError(f"{name}: {' and '.join(running)} each run the batch several times and compare the passes")
 
 
 def build_combination(name: str, options: Mapping[str, Mapping[str, Any]]) -> Combination:

@@ -24,7 +24,7 @@ from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base.context import Supplied, Training
 from attn_reg_plugin.regularizers.base.drawn import Drawn
 from attn_reg_plugin.regularizers.base.hooks.attachment import Attachment
-from attn_reg_plugin.regularizers.base.hooks.forward import Forward
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward, device_of
 from attn_reg_plugin.regularizers.base.options import check_options, check_whole, option, options_of
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
 from attn_reg_plugin.regularizers.base.registry import Preset, build
@@ -163,7 +163,7 @@ class Regularizer(metaclass=_Documented):
                 f"{kind} is a method and no callback; write callbacks=[AttnRegCallback({kind}(...))], with Lightning "
                 f"callbacks=[LightningCallback({kind}(...))]"
             )
-        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        return object.__getattribute__(self, name)  # for its error, which may come from inside a property
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles know no model that they were trained with."""
@@ -194,7 +194,7 @@ class Regularizer(metaclass=_Documented):
     def summary(self) -> dict[str, float]:
         """Return what happened since the last call: the share of forwards that were `regularized`, the drop rate of
         each site (`drop_SITE`), and what else the method logs; for a loop of one's own. Every rank has to call."""
-        return quantities(self, next(self.model.parameters()).device)
+        return quantities(self, device_of(self.model))
 
     def begin_training(self, updates: int | None, epochs: int | None = None) -> None:
         """Announce a training of so many optimizer updates and epochs in all; None: their number is not known."""

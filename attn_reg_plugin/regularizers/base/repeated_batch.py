@@ -8,7 +8,6 @@ method's divergence between their predictions.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
-from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, logits_of, tokens_with_loss
+from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, gold_of, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 
 #: the fields of `Supplied` that have a row for each example
@@ -45,9 +44,9 @@ class SeveralPasses(Regularizer):
 
     # -- what a method implements -----------------------------------------------------------------------------------
 
-    @abstractmethod
     def divergence(self, first: Tensor, second: Tensor) -> Tensor:
         """Return how much the passes' logits (N, C) differ per item: (N,)."""
+        raise NotImplementedError
 
     # -- what it gets -----------------------------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int, rows: int) -> 
         ) from None
     if logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1):
         return list(logits.float().reshape(-1).chunk(times)), True
-    targets = inputs.get("targets", inputs.get("labels"))
+    targets = gold_of(inputs)
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
     several = several or (logits.dim() == 2 and bool(inputs.get("regression")))
     whole = times * rows

@@ -25,17 +25,10 @@ _REDUCES = ("reduce_grads", "all_reduce_grads")
 _UNUSED = "reduce_scatter_unused_params"
 
 
-def _fsdp_class(name: str) -> type:
-    """A class of torch's FSDP; without any instance where FSDP was not imported."""
-    return getattr(sys.modules.get("torch.distributed.fsdp"), name, None) or type("NotImported", (), {})
-
-
 def sharded_modules(model: nn.Module) -> list[Any]:
     """Each module in `model` that `fully_shard` was called on, the outermost first."""
-    if "torch.distributed.fsdp" not in sys.modules:
-        return []
-    kind = _fsdp_class("FSDPModule")
-    return [module for module in model.modules() if isinstance(module, kind)]
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)] if fsdp else []
 
 
 def refuse_sharded(regularizer: Regularizer, model: nn.Module) -> None:
@@ -50,10 +43,11 @@ def refuse_sharded(regularizer: Regularizer, model: nn.Module) -> None:
             f"{type(model).__name__} is sharded by DeepSpeed ZeRO 3, in which {regularizer.name} cannot act; use ZeRO "
             "stage 1 or 2, which keep whole parameters, or torch.distributed.fsdp.fully_shard (FSDP2)"
         )
-    if "torch.distributed.fsdp" not in sys.modules:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
         return
     flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in model.parameters())
-    if flat or any(isinstance(module, _fsdp_class("FullyShardedDataParallel")) for module in model.modules()):
+    if flat or any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
         raise ValueError(
             f"{type(model).__name__} is sharded by FullyShardedDataParallel (FSDP1), in which {regularizer.name} "
             "cannot act; shard it by torch.distributed.fsdp.fully_shard (FSDP2; accelerate: fsdp_version=2)"
@@ -134,10 +128,6 @@ class Shards:
         finally:
             for group, values in before:
                 vars(group).update(values)
-
-    def gathered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Gather the model's own parameters once more: the end of a probe's backward has freed them."""
-        return gathered(self.model, args, kwargs) if self._sharded else (args, kwargs)
 
 
 def _is_theirs(hook: Any) -> bool:

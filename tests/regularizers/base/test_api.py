@@ -67,6 +67,14 @@ def test_a_plain_epoch_of_one_method_beside_another_logs_no_zeros():
         assert {name for name in logged if name.startswith("probe")} == probed and logged["regularized"] > 0
 
 
+def test_an_error_inside_a_property_is_said():
+    class Broken(HeadDrop):
+        quantities = property(lambda self: self.no_such_thing)
+
+    with pytest.raises(AttributeError, match="'Broken' object has no attribute 'no_such_thing'"):
+        _ = Broken().quantities
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_method_can_be_imported_and_its_help_lists_its_options(name):
     method = REGISTRY[name]

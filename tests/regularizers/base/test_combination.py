@@ -1,5 +1,7 @@
 """Methods that act together do what each does alone; those that cannot are refused before anything is touched."""
 
+import copy
+
 import pytest
 import torch
 
@@ -35,12 +37,24 @@ def test_ad_drop_masks_both_passes(name, translator, batch):
     assert together.statistics.take()["r_drop_items"] == batch[1].ne(PAD).sum()
 
 
+def test_a_method_goes_on_alone_after_it(translator, batch):
+    method = build("head_drop", p=0.5)
+    Combination([method, ADDrop()])
+    for _ in range(2):
+        model = copy.deepcopy(translator)
+        with method.attach(model):
+            loss_of(model(*batch), batch[1]).backward()
+            method.end_update()
+    assert method.updates == 1, "another model begins anew"
+
+
 def test_its_state_has_that_of_each():
     first, second = (build("head_drop+r_drop+ad_drop") for _ in range(2))
     first.begin_epoch(3)
     state = first.state_dict()
     state["parts"]["ad_drop"]["epoch"] = 17
     second.load_state_dict({**state, "updates": 4})
+    second.begin_training(updates=5)
     assert (second.epoch, second.updates) == (3, 4) and not second.large_state
     assert next(part for part in second.parts if part.name == "ad_drop").epoch == 17
     del state["parts"]["head_drop"]

@@ -20,14 +20,13 @@ from attn_reg_plugin.regularizers.base.compatibility import (
     check_beside,
     check_free,
     refuse_replica,
-    refuse_script,
     refuse_several_devices,
 )
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
 from attn_reg_plugin.regularizers.base.hooks.put_back import same_randomness, unchanged
 from attn_reg_plugin.regularizers.base.hooks.unreached import Reach
 from attn_reg_plugin.regularizers.base.options import options_of
-from attn_reg_plugin.regularizers.base.sharding import Shards
+from attn_reg_plugin.regularizers.base.sharding import Shards, gathered
 from attn_reg_plugin.regularizers.base.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -102,7 +101,6 @@ class Attachment:
                 self.model.register_forward_hook(self._end_forward, always_call=True),
             ]
             self.handles += self.regularizer.hooks(self.model, self.sites)
-            vars(self.model)["__prepare_scriptable__"] = refuse_script
         except BaseException:
             self._uninstall(opened)
             raise
@@ -110,8 +108,6 @@ class Attachment:
     def _uninstall(self, opened: list[AttentionSite]) -> None:
         for handle in self.handles:
             handle.remove()
-        if not attachments_of(self.model):
-            vars(self.model).pop("__prepare_scriptable__", None)
         for site in opened:
             site.attached -= 1
             if not site.attached:
@@ -139,7 +135,7 @@ class Attachment:
         if due or self.state is State.NEW:
             with self.shards.without_reduction():
                 self._prepare(due, model, args, kwargs)
-            args, kwargs = self.shards.gathered(args, kwargs)
+            args, kwargs = gathered(model, args, kwargs)  # a probe's backward has freed what FSDP2 gathered
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
         return args, kwargs
@@ -183,7 +179,7 @@ class Attachment:
             for part, state in zip(parts, states, strict=True):
                 part.state = state
         for site, request in aside:
-            site.add(request)
+            site.put_in_place(site.request | request)
 
     def _rehearse(self, forward: Forward) -> None:
         """Let the regularizer try a forward, and leave no trace of it."""

@@ -17,6 +17,13 @@ from attn_reg_plugin.regularizers.base.context import Supplied
 from attn_reg_plugin.regularizers.base.sharding import run_forward
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model computes."""
+    parameter = next(model.parameters())
+    mesh = getattr(parameter, "device_mesh", None)  # a shard may be kept on the CPU between forwards
+    return parameter.device if mesh is None else torch.empty(0, device=mesh.device_type).device
+
+
 @dataclass
 class Forward:
     """A forward of the model that is about to happen.
@@ -42,9 +49,7 @@ class Forward:
     @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        parameter = next(self.model.parameters())
-        mesh = getattr(parameter, "device_mesh", None)  # a shard may be kept on the CPU between forwards
-        return parameter.device if mesh is None else torch.empty(0, device=mesh.device_type).device
+        return device_of(self.model)
 
     @property
     def arguments(self) -> dict[str, Any]:
