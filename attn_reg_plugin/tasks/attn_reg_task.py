@@ -145,7 +145,13 @@ class AttnRegTask(ResumedTask):
 
     @cached_property
     def special_ids(self) -> frozenset[int] | None:
-        """The ids that begin and end a text, and language codes; None where the task has no dictionary."""
+        """The ids that begin and end a text, and language codes; None where the task has no dictionary.
+
+        Of a tokenizer of transformers its special ids, that of unknown words apart.
+        """
+        tokenizer = getattr(self, "tokenizer", None)
+        if hasattr(tokenizer, "all_special_ids"):
+            return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         try:
             words = self.source_dictionary
             codes = {index for index, symbol in enumerate(words.symbols) if LANGUAGE_CODE.fullmatch(symbol)}

@@ -139,11 +139,6 @@ class LabelledTextTask(FairseqTask):
             raise ValueError(f"--max-length: {error}") from None
         self.examples = TrainingExamples(cfg, self.labelled, self.tokenizer)
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        """The tokenizer's special ids, that of unknown words apart."""
-        return frozenset(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
-
     @classmethod
     def setup_task(cls, cfg: Any, **kwargs: Any) -> "LabelledTextTask":
         """The task; of a checkpoint it is made in the same way."""

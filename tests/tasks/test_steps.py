@@ -11,7 +11,9 @@ import torch
 from fairseq.distributed.utils import all_reduce_dict
 
 from attn_reg_plugin.tasks.fairseq_settings import total_epochs, total_updates
+from attn_reg_plugin.tasks.labelled_task import AttnRegTextClassificationTask
 from tests.backends.fairseq_models import transformer, words
+from tests.models.hf_folders import tokenizer
 from tests.tasks.fairseq_runs import train
 from tests.tasks.tasks_in_process import (
     PROGRESS,
@@ -68,6 +70,10 @@ def test_language_codes_are_special(monkeypatch: pytest.MonkeyPatch) -> None:
     dictionary.add_symbol("[a b]")
     monkeypatch.setattr(type(task), "source_dictionary", dictionary)
     assert task.special_ids == {dictionary.bos(), dictionary.eos(), dictionary.pad(), *codes}
+    labelled = AttnRegTextClassificationTask.__new__(AttnRegTextClassificationTask)
+    labelled.tokenizer = tokenizer()
+    expected = {"[PAD]", "[CLS]", "[SEP]"}
+    assert set(labelled.tokenizer.convert_ids_to_tokens(sorted(labelled.special_ids))) == expected
 
 
 def test_an_option_has_an_effect() -> None:

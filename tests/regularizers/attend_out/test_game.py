@@ -249,7 +249,7 @@ def test_what_is_trained_later_the_defender_trains_too(later):
 
 
 def test_it_is_alone_on_its_model():
-    model, optimizer, regularizer = begin(sites="encoder.self[0]")
+    model, _, regularizer = begin(sites="encoder.self[0]")
     other, said = ADDrop(sites="encoder.self[1]"), "^attend_out combines with no other method: it trains two copies"
     for first, second in ((other, regularizer), (regularizer, other)):
         with first.attach(model), pytest.raises(ValueError, match=said):
