@@ -4,6 +4,7 @@ Importing it needs torch only. It also allows the few types that fairseq checkpo
 `torch.load(weights_only=True)`, PyTorch's default: nothing else in a pickle is run.
 """
 
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The callbacks, which import transformers or Lightning, once they are asked for."""
-    if name == "AttnRegCallback":
-        from attn_reg_plugin.huggingface import AttnRegCallback
-
-        return AttnRegCallback
-    if name == "LightningCallback":
-        from attn_reg_plugin.lightning import LightningCallback
-
-        return LightningCallback
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    face = {"AttnRegCallback": "huggingface", "LightningCallback": "lightning"}.get(name)
+    if face is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{face}"), name)

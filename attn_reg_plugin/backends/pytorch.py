@@ -237,9 +237,8 @@ class PyTorchBackend(ReplacingBackend):
         its own.
         """
         sites, modules = [], dict(model.named_modules())
-        others = tuple(f"{path}." for path, m in modules.items() if type(m).__module__.startswith(OTHERS) and path)
-        if type(model).__module__.startswith(OTHERS):
-            return []
+        others = (path for path, module in modules.items() if type(module).__module__.startswith(OTHERS))
+        others = tuple(f"{path}." if path else "" for path in others)
         for path, module in modules.items():
             own = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
             if own and not path.startswith(others):

@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
-from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
@@ -31,6 +30,7 @@ from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.labelled.metrics import SCORES, SENTENCE_END, check_scores, tag_codes
 from attn_reg_plugin.labelled.task_table import CLASSIFICATION, MULTIPLE_CHOICE, REGRESSION, TAGGING, LabelledTask
 from attn_reg_plugin.regularizers.base.context import Outcome
+from attn_reg_plugin.regularizers.base.distributed import rank, world_size
 from attn_reg_plugin.regularizers.base.outputs import IGNORED, logits_of
 
 #: a logging output's keys: the predictions; and the metrics that they are for, as KIND/NAME
@@ -159,16 +159,12 @@ def packed(rows: Tensor) -> Tensor:
     Returns:
         float64 (ranks, 1 + the largest N, 2); a slot's first row holds its N, which may differ between ranks.
     """
-    world, rank, longest = 1, 0, rows.size(0)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        group = distributed.get_data_parallel_group()
-        world, rank = distributed.get_world_size(group), distributed.get_rank(group)
-    if world > 1:
-        size = torch.tensor([longest], device=rows.device)
-        longest = int(distributed.all_reduce(size, group=group, op="max"))
-    slots = torch.zeros(world, 1 + longest, 2, dtype=torch.float64, device=rows.device)
-    slots[rank, 0] = rows.size(0)
-    slots[rank, 1 : 1 + rows.size(0)] = rows
+    longest = torch.tensor(rows.size(0), device=rows.device)
+    if world_size() > 1:
+        torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX)
+    slots = torch.zeros(world_size(), 1 + int(longest), 2, dtype=torch.float64, device=rows.device)
+    slots[rank(), 0] = rows.size(0)
+    slots[rank(), 1 : 1 + rows.size(0)] = rows
     return slots
 
 

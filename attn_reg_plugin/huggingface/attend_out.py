@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from transformers import Trainer
 
 from attn_reg_plugin.backends.huggingface.inputs import decoder_ids, described, transformers_model
@@ -45,10 +44,8 @@ class TrainerProblem:
         self.dataset, self.indices, self.collate = reward_data(trainer, subset)
 
     def loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Outcome:
-        """The trainer's loss; in evaluation, each example's loss, and its share of right answers if that is clear."""
+        """In evaluation each example's loss, and its share of right answers if that is clear."""
         batch = dict(inputs["batch"])
-        if model.training:
-            return Outcome(self.trainer.compute_loss(model, batch, num_items_in_batch=inputs.get("num_items")))
         outputs = model(**batch)
         targets = described(model, batch).get("targets")
         told = None if targets is None else example_losses(outputs, targets)
@@ -167,18 +164,11 @@ class TrainerDefender(Defender):
     Args:
         trainer: that trains the attacker.
         step: its `training_step`, as it is without us.
-        attacker, optimizer, clip_norm: as `Defender` has them.
+        given: as `Defender` has them.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        step: Callable[..., Tensor],
-        attacker: nn.Module,
-        optimizer: Optimizer,
-        clip_norm: float = 0.0,
-    ) -> None:
-        super().__init__(attacker, optimizer, clip_norm)
+    def __init__(self, trainer: Trainer, step: Callable[..., Tensor], *given: Any) -> None:
+        super().__init__(*given)
         self.trainer, self.training_step = trainer, step
         self.scaler = copy.deepcopy(trainer.accelerator.scaler)
         self.learned: list[Tensor] = []  # the tensors of the last batch

@@ -33,7 +33,6 @@ from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters, state_in
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
-from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.base.distributed import average, rank
 from attn_reg_plugin.regularizers.base.hooks.put_back import (
     same_randomness,
@@ -199,10 +198,52 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             self._supply(inputs, supplied.num_items)  # the trainer has made it of what it was given
         if self.regularizer.passes == 1 or args or kwargs.keys() - {"num_items_in_batch"}:
             return original(model, inputs, *args, **kwargs)
-        compute, items = partial(original, model), kwargs.get("num_items_in_batch")
+        return self._added_loss(partial(original, model), inputs, kwargs.get("num_items_in_batch"))
+
+    def _added_loss(self, compute_loss: Callable[..., Tensor], inputs: dict[str, Any], items: Any) -> Tensor:
+        """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch.
+
+        The trainer's losses are means, over the items of the batch or, where a model or `compute_loss_func` does so,
+        over those of all accumulated batches; the method's share is a mean over the same items.
+
+        Args:
+            compute_loss: the trainer's own, of a batch.
+            items: labels in all accumulated batches, if the trainer counts them.
+
+        Raises:
+            ValueError: the batch has no labels, so the trainer pairs its rows in a way of its own.
+        """
+        trainer, regularizer = self.trainer, self.regularizer
         if self.divides is None and items is not None:
-            self.divides = divides_by_count(self.trainer, compute, inputs, items)
-        return added_loss(self.trainer, self.regularizer, compute, inputs, items, bool(self.divides))
+            self.divides = divides_by_count(trainer, compute_loss, inputs, items)
+        names = trainer.label_names or ["labels"]
+        if not any(name in inputs for name in names):
+            raise ValueError(
+                f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch "
+                f"has no {' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another "
+                "method"
+            )
+        # the first tensor's rows are the number of examples: of a collator of one's own that may be anything
+        inputs = {**{name: inputs[name] for name in names if isinstance(inputs.get(name), Tensor)}, **inputs}
+        times = regularizer.passes
+
+        def compute(batch: dict[str, Any]) -> Tensor:
+            told = regularizer.supplied
+            regularizer.supply(replace(told, batch=batch, read_off=True, **described(regularizer.model, batch)))
+            try:
+                return compute_loss(dict(batch), num_items_in_batch=None if items is None else items * times)
+            finally:
+                regularizer.supply(told)
+
+        # the trainer multiplies what it divided by a count over all processes, and for some models what it did not
+        counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func
+        spread = trainer.args.average_tokens_across_devices and items is not None and counts
+        scale = float(trainer.accelerator.num_processes) if spread else 1.0
+
+        def share(total: Tensor, count: int) -> Tensor:
+            return scale * total / (items if self.divides and items is not None else max(count, 1))
+
+        return regularizer.loss(compute, inputs, share)
 
     def _log(self, original: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the method's quantities to the lines of the training log, if it acted."""
@@ -238,56 +279,6 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         if state is not None:
             with refuse_state(path, name):
                 self.regularizer.resume(state)
-
-
-def added_loss(
-    trainer: Trainer,
-    regularizer: Regularizer,
-    compute_loss: Callable[..., Tensor],
-    inputs: dict[str, Any],
-    items: Tensor | int | None,
-    divides: bool,
-) -> Tensor:
-    """The loss of a training step with what a method adds to it: the trainer's own loss on the repeated batch.
-
-    The trainer's losses are means, over the items of the batch or, where a model or `compute_loss_func` does so, over
-    those of all accumulated batches; the method's share is a mean over the same items.
-
-    Args:
-        compute_loss: the trainer's own, of a batch.
-        items: labels in all accumulated batches, if the trainer counts them.
-        divides: whether the loss is divided by them, see `divides_by_count`.
-
-    Raises:
-        ValueError: the batch has no labels, so the trainer pairs its rows in a way of its own.
-    """
-    names = trainer.label_names or ["labels"]
-    if not any(name in inputs for name in names):
-        raise ValueError(
-            f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch has no "
-            f"{' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another method"
-        )
-    # the first tensor's rows are the number of examples: of a collator of one's own that may be anything
-    inputs = {**{name: inputs[name] for name in names if isinstance(inputs.get(name), Tensor)}, **inputs}
-    times = regularizer.passes
-
-    def compute(batch: dict[str, Any]) -> Tensor:
-        told = regularizer.supplied
-        regularizer.supply(replace(told, batch=batch, read_off=True, **described(regularizer.model, batch)))
-        try:
-            return compute_loss(dict(batch), num_items_in_batch=None if items is None else items * times)
-        finally:
-            regularizer.supply(told)
-
-    # the trainer multiplies what it divided by a count over all processes, and for some models what it did not
-    counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func
-    spread = trainer.args.average_tokens_across_devices and items is not None and counts
-    scale = float(trainer.accelerator.num_processes) if spread else 1.0
-
-    def share(total: Tensor, count: int) -> Tensor:
-        return scale * total / (items if divides and items is not None else max(count, 1))
-
-    return regularizer.loss(compute, inputs, share)
 
 
 def divides_by_count(

@@ -223,8 +223,6 @@ def own_task(
     label_column: str = "",
     labels: str = "",
     file_format: str = "",
-    file_fields: int = 0,
-    metrics: str = "",
     data: str | Path = "",
 ) -> LabelledTask:
     """Make a task of the user's own of flags; lists are written with commas.
@@ -236,15 +234,12 @@ def own_task(
         labels: the label set; by default that of the training file, sorted. In multiple choice they name the endings in
             their order, by default from 0.
         file_format: one of `FORMATS`; by default that of the training file in `data`.
-        file_fields: fields of a CoNLL line; 0: as many as the first line has.
-        metrics: the first is the one to choose checkpoints by; by default those of its kind: of entity tags such as
-            B-PER F1, of other tags and of classes the accuracy.
         data: the folder with `train`, `valid` (or `dev`) and `test`, such as `train.csv`.
 
     Raises:
         ValueError: flags that say too little or contradict each other.
     """
-    text, label_set, wanted = map(_parts, (text_columns, labels, metrics))
+    text, label_set = map(_parts, (text_columns, labels))
     tagging, name = kind == TAGGING, kind.replace("_", " ")
     allowed = {MULTIPLE_CHOICE: "3 or more", TAGGING: "1"}.get(kind, "1 or 2")
     if not {MULTIPLE_CHOICE: len(text) > 2, TAGGING: len(text) < 2}.get(kind, 0 < len(text) < 3):
@@ -274,7 +269,7 @@ def own_task(
     files = _files(f"train.{file_format}", f"valid.{file_format} dev.{file_format}", f"test.{file_format}")
     label = label_column or ("3" if file_format == "conllu" else "-1" if tagging else "label")
     known = () if kind == REGRESSION else known
-    return LabelledTask("own", kind, text, label, known, wanted, file_format, files, fields=file_fields or None)
+    return LabelledTask("own", kind, text, label, known, format=file_format, files=files)
 
 
 def _parts(flag: str) -> tuple[str, ...]:
@@ -286,8 +281,7 @@ def flags_of(task: LabelledTask) -> dict[str, str | bool]:
     if task.name in TASKS:
         return {"labelled": task.name}
     found: dict[str, str | bool] = {"label-column": task.label, "file-format": task.format}
-    found |= {"text-columns": ",".join(task.text), "metrics": ",".join(task.metrics)}
+    found |= {"text-columns": ",".join(task.text)}
     labels = ",".join(task.labels or ())  # those of a training file that have commas are collected again
     found |= {"labels": labels} if labels and _parts(labels) == task.labels else {}
-    found |= {"file-fields": str(task.fields)} if task.fields else {}
     return found | ({"regression": True} if task.kind == REGRESSION else {})

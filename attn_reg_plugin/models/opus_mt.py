@@ -17,7 +17,6 @@ Attention is fairseq's `MultiheadAttention`, so every regularizer finds it. `--b
 
 # no `from __future__ import annotations`: fairseq makes flags of the types of a config's fields, not of their names
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,6 @@ logger = logging.getLogger(__name__)
 #: the logit of what cannot come, as fairseq's `<s>`, which Marian does not have: no probability is left for it in any
 #: precision, and label smoothing, which sums over the vocabulary, stays finite
 NEVER = -100.0
-#: activations that fairseq's table lacks, or has in a broken form
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"swish": nn.functional.silu, "silu": nn.functional.silu}
 
 
 class MarianPositions(nn.Module):
@@ -54,15 +51,14 @@ class MarianPositions(nn.Module):
     Args:
         dim: C, even.
         padding_idx: of the dictionary.
-        over_padding: count positions over padding too, as Hugging Face's Marian does in a left-padded batch. Else the
-            first real token of a sentence has position 0 wherever it stands.
+        init_size: positions whose sinusoids are computed beforehand.
     """
 
-    def __init__(self, dim: int, padding_idx: int, over_padding: bool = False, init_size: int = 1024) -> None:
+    def __init__(self, dim: int, padding_idx: int, init_size: int = 1024) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"the width of an opus_mt model is {dim}, but must be even")
-        self.dim, self.padding_idx, self.over_padding = dim, padding_idx, over_padding
+        self.dim, self.padding_idx = dim, padding_idx
         self.register_buffer("weights", self.table(init_size, dim), persistent=False)
         #: sinusoids have no longest length; fairseq compares this with the model's own limit
         self.max_positions = int(1e5)
@@ -79,10 +75,7 @@ class MarianPositions(nn.Module):
         length = tokens.size(1)
         if length > self.weights.size(0):
             self.weights = self.table(2 * length, self.dim).to(self.weights)
-        if self.over_padding:
-            positions = torch.arange(length, device=tokens.device).expand_as(tokens)
-        else:
-            positions = (tokens.ne(self.padding_idx).cumsum(1) - 1).clamp(min=0)
+        positions = (tokens.ne(self.padding_idx).cumsum(1) - 1).clamp(min=0)  # wherever a sentence begins
         if incremental_state is not None:
             positions = positions[:, -1:]
         return self.weights[positions]
@@ -104,10 +97,10 @@ class MarianEmbedding(nn.Embedding):
 
 
 def _activate(layer: nn.Module, name: str) -> nn.Module:
-    """Put an activation that fairseq does not have into a layer, wrapped or not."""
+    """Put swish into a layer, wrapped or not: fairseq has torch's class there, and calls it as a function."""
     for module in layer.modules():
-        if hasattr(module, "activation_fn") and name in ACTIVATIONS:
-            module.activation_fn = ACTIVATIONS[name]
+        if name == "swish" and hasattr(module, "activation_fn"):
+            module.activation_fn = nn.functional.silu
     return layer
 
 
@@ -116,7 +109,7 @@ class OpusMTEncoder(TransformerEncoderBase):
 
     def __init__(self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
         super().__init__(cfg, dictionary, embed_tokens)
-        self.embed_positions = _positions(cfg, cfg.encoder.embed_dim, dictionary, cfg.max_source_positions)
+        self.embed_positions = MarianPositions(cfg.encoder.embed_dim, dictionary.pad(), cfg.max_source_positions)
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
         """Build a layer of fairseq's."""
@@ -132,7 +125,7 @@ class OpusMTDecoder(TransformerDecoderBase):
 
     def __init__(self, cfg: TransformerConfig, dictionary: Dictionary, embed_tokens: nn.Embedding, **options: Any):
         super().__init__(cfg, dictionary, embed_tokens, **options)
-        self.embed_positions = _positions(cfg, cfg.decoder.embed_dim, dictionary, cfg.max_target_positions)
+        self.embed_positions = MarianPositions(cfg.decoder.embed_dim, dictionary.pad(), cfg.max_target_positions)
         self.start = dictionary.bos()
         self.renormalizes = bool(getattr(cfg, "renormalize_search", False))
         self.register_buffer("final_logits_bias", torch.zeros(len(dictionary)))
@@ -169,24 +162,14 @@ class OpusMTDecoder(TransformerDecoderBase):
         return logits
 
 
-def _positions(cfg: TransformerConfig, dim: int, dictionary: Dictionary, size: int) -> MarianPositions:
-    return MarianPositions(dim, dictionary.pad(), bool(getattr(cfg, "positions_over_padding", False)), size)
-
-
 @register_model("opus_mt")
 class OpusMTModel(TransformerModel):
-    """Marian's Transformer; the flags are those of fairseq's `transformer`, and two more."""
+    """Marian's Transformer; the flags are those of fairseq's `transformer`, and one more."""
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """fairseq's flags of a Transformer, `--positions-over-padding` and `--renormalize-search`."""
+        """fairseq's flags of a Transformer, and `--renormalize-search`."""
         gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-        parser.add_argument(
-            "--positions-over-padding",
-            action="store_true",
-            help="count positions over the padding of a left-padded batch too, as Hugging Face's Marian does; "
-            "without, a sentence is translated alike in every batch",
-        )
         parser.add_argument(
             "--renormalize-search",
             action="store_true",
@@ -238,7 +221,6 @@ class OpusMTModel(TransformerModel):
 def opus_mt(args: Any) -> None:
     """The published shape: 6 + 6 layers, 512 wide, 2,048 in the feed-forward layers, 8 heads."""
     args.activation_fn = getattr(args, "activation_fn", "swish")
-    args.positions_over_padding = getattr(args, "positions_over_padding", False)
     args.renormalize_search = getattr(args, "renormalize_search", False)
     base_architecture(args)
 

@@ -15,7 +15,6 @@ from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.distributed import average, average_gradients
-from attn_reg_plugin.tasks.predictions import adaptive_log_probabilities
 
 #: reward examples in a forward: their logits are all there at once
 EVALUATED_AT_ONCE = 32
@@ -26,38 +25,42 @@ class FairseqProblem:
 
     Args:
         task, criterion: fairseq's.
-        subset: the dataset that rewards are measured on.
+        subset: the dataset that rewards are measured on, which is loaded.
+        model: looked at once.
 
     Attributes:
-        indices: the examples of it that are not too long, int64.
+        indices: the examples of it that are not too long for the task or the model, int64.
+
+    Raises:
+        ValueError: it is training data in several parts, of which each epoch has another.
     """
 
-    def __init__(self, task: Any, criterion: Any, subset: str) -> None:
+    def __init__(self, task: Any, criterion: Any, subset: str, model: nn.Module) -> None:
         self.task, self.criterion, self.subset = task, criterion, subset
-
-    def train_loss(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """Return the criterion's loss, a sum, and the sample size to divide it by."""
-        loss, sample_size, _ = self.criterion(model, inputs["batch"])
-        return loss, sample_size
+        if subset == "train" and task.has_sharded_data(subset):
+            raise ValueError("rewards are of one set of examples, but 'train' is in several parts; take 'valid'")
+        self.padding = padding_index(model)
+        self.decoder_only = not hasattr(model, "encoder")
+        if subset not in task.datasets:
+            task.load_dataset(subset)
+        self.device = next(model.parameters()).device
+        dataset = task.dataset(subset)
+        self.indices = np.arange(len(dataset))
+        limits = utils.resolve_max_positions(task.max_positions(), model.max_positions())
+        if limits is not None:
+            self.indices = np.sort(dataset.filter_indices_by_size(self.indices, limits)[0])
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Outcome:
         """Return in evaluation each example's loss and metric, by `example_outcomes` of the task or the criterion.
 
         Where there is none: its mean negative log-likelihood per token, and its share of right tokens.
         """
-        if model.training:
-            loss, sample_size = self.train_loss(model, inputs)
-            return Outcome(loss / sample_size)
         sample = inputs["batch"]
         for owner in (self.task, self.criterion):
             if hasattr(owner, "example_outcomes"):
                 return owner.example_outcomes(model, sample)
         outputs = model(**sample["net_input"])
-        softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
-        if softmax is None:
-            log_probs = model.get_normalized_probs(outputs, log_probs=True).float()
-        else:
-            log_probs = adaptive_log_probabilities(softmax, outputs[0])
+        log_probs = model.get_normalized_probs(outputs, log_probs=True).float()
         target = sample["target"].view(log_probs.shape[:-1])
         real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else None
         return example_outcomes(log_probs, target, real)
@@ -73,27 +76,6 @@ class FairseqProblem:
             named = {"decoder": "src_tokens"}
         found = {stack: net_input[name] for stack, name in named.items() if name in net_input}
         return {stack: Tokens(ids, ids.ne(padding)) for stack, ids in found.items()}
-
-    def begin(self, model: nn.Module) -> None:
-        """Look at the model once; load the reward subset, so that a missing one is refused before training.
-
-        Examples that are too long for the task or the model are left out, as fairseq leaves them out of training.
-
-        Raises:
-            ValueError: it is training data in several parts, of which each epoch has another.
-        """
-        if self.subset == "train" and self.task.has_sharded_data(self.subset):
-            raise ValueError("rewards are of one set of examples, but 'train' is in several parts; take 'valid'")
-        self.padding = padding_index(model)
-        self.decoder_only = not hasattr(model, "encoder")
-        if self.subset not in self.task.datasets:
-            self.task.load_dataset(self.subset)
-        self.device = next(model.parameters()).device
-        dataset = self.task.dataset(self.subset)
-        self.indices = np.arange(len(dataset))
-        limits = utils.resolve_max_positions(self.task.max_positions(), model.max_positions())
-        if limits is not None:
-            self.indices = np.sort(dataset.filter_indices_by_size(self.indices, limits)[0])
 
     def validation(self, n: int) -> Iterable[dict[str, Any]]:
         """Draw n examples of the reward subset at random by torch's generator, some at a time."""
@@ -127,7 +109,7 @@ class FairseqDefender(Defender):
         self.model.set_num_updates(inputs["update"])
         mixed = isinstance(self.optimizer, AMPOptimizer) and torch.cuda.is_available()  # on a CPU fairseq mixes nothing
         with torch.autocast("cuda", enabled=mixed):
-            loss, sample_size = problem.train_loss(self.model, inputs)
+            loss, sample_size, _ = problem.criterion(self.model, inputs["batch"])
         self.optimizer.backward(loss if inputs.get("counts", True) else loss * 0)
         self.sample_size = self.sample_size + float(sample_size) if inputs.get("counts", True) else 0.0
 
@@ -239,8 +221,7 @@ class FairseqTraining:
 
     def problem(self, subset: str) -> tuple[FairseqProblem, int]:
         """See `Training`."""
-        problem = FairseqProblem(self.task, self.criterion, subset)
-        problem.begin(self.model)
+        problem = FairseqProblem(self.task, self.criterion, subset, self.model)
         if not len(problem.indices):
             raise ValueError(f"the subset {subset!r} has no example that is not too long for the model")
         return problem, len(problem.indices)

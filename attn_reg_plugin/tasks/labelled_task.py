@@ -38,13 +38,14 @@ from attn_reg_plugin.models.hf_encoder import check_labels, load_config
 from attn_reg_plugin.regularizers.base.distributed import done_by_first_rank, rank
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask, print_flags_if_asked, with_attn_reg
 from attn_reg_plugin.tasks.example_flags import TrainingExamples, TrainingExamplesConfig, keep_setting
+from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting
 
 logger = logging.getLogger(__name__)
 
 #: the folder beside the checkpoints with the tokenizer and the model's configuration
 ENCODER = "encoder"
 #: flags that describe a task that is in no table, see `own_task`
-_DESCRIBING = ("text_columns", "label_column", "labels", "file_format", "file_fields", "metrics")
+_DESCRIBING = ("text_columns", "label_column", "labels", "file_format")
 #: kind -> the fairseq task for it
 TASKS_OF_KINDS = {
     CLASSIFICATION: "attn_reg_text_classification",
@@ -71,8 +72,6 @@ class LabelledTaskConfig(TrainingExamplesConfig):
     label_column: str = setting("without --labelled: the label's column; of CoNLL files its number, -1 the last", "")
     labels: str = setting("without --labelled: the label set, separated by commas; default: the training file's", "")
     file_format: str = setting("without --labelled: one of tsv, csv, jsonl, conll, conllu; default: tsv or conll", "")
-    file_fields: int = setting("without --labelled: fields of a CoNLL line; 0: as many as the first line has", 0)
-    metrics: str = setting("without --labelled: the official metrics, separated by commas, the chief one first", "")
     max_length: Optional[int] = setting("truncate inputs at this many tokens; default: the model's length", None)
     no_grouping: bool = setting("training batches of examples of any length, as most papers on GLUE have them", False)
     word_dropout: float = setting(
@@ -147,7 +146,7 @@ class LabelledTextTask(FairseqTask):
     @staticmethod
     def _encoder_path(cfg: Any) -> str:
         """Find the tokenizer: in --hf-model, or beside the checkpoints where that is gone."""
-        path, kept = cfg.hf_model, saved_encoder(getattr(cfg, "attn_save_dir", None))
+        path, kept = cfg.hf_model, saved_encoder(cfg)
         if Path(path).is_dir() or kept is None or not (kept / "config.json").exists():
             return path
         if path.count("/") <= 1:  # a name on the hub comes first, whatever a training before left here
@@ -164,7 +163,7 @@ class LabelledTextTask(FairseqTask):
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and hasattr(model, "config_json"):
             keep_setting(cfg, "hf_config", model.config_json())
-            folder = saved_encoder(getattr(self.cfg, "attn_save_dir", None))
+            folder = saved_encoder(self.cfg)
             if folder is not None:
                 done_by_first_rank(partial(self._check_labels, folder))  # which later writes there
             if folder is not None and rank() == 0:
@@ -202,9 +201,10 @@ class LabelledTextTask(FairseqTask):
         return self.longest
 
 
-def saved_encoder(save_dir: str | None) -> Path | None:
+def saved_encoder(cfg: Any) -> Path | None:
     """Name the folder `encoder` beside the checkpoints of a training; None without a place for them."""
-    return None if not save_dir or save_dir.startswith("${") else Path(save_dir) / ENCODER
+    save_dir = fairseq_setting(cfg, "save_dir")
+    return Path(save_dir) / ENCODER if save_dir else None
 
 
 @dataclass

@@ -21,7 +21,7 @@ class Sidecar:
     """The states in one checkpoint folder, fairseq's --save-dir; None keeps nothing."""
 
     def __init__(self, folder: str | None) -> None:
-        self.folder = None if not folder or folder.startswith("${") else Path(folder)
+        self.folder = Path(folder) if folder else None
         self.last: int | None = None  # the state that `checkpoint_last.pt` needs until the next one is written
 
     def path(self, updates: int) -> Path:

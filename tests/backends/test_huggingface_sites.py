@@ -152,12 +152,6 @@ def test_detaching_leaves_nothing(name: str, attention: str, tmp_path: Path) -> 
     stock = (tmp_path / "stock" / "config.json").read_text()
     assert "attn_reg" not in stock
     assert (tmp_path / "attached" / "config.json").read_text() == stock
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert fingerprint(copied) == before
-        torch.manual_seed(1)
-        expected = model(**inputs).logits
-        torch.manual_seed(1)
-        assert torch.equal(copied(**inputs).logits, expected)
 
 
 @pytest.mark.parametrize("name", ["bert", "albert"])

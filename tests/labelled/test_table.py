@@ -1,6 +1,5 @@
 """Rows of the table of labelled tasks, and tasks of the user's own."""
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,7 @@ from attn_reg_plugin.labelled import (
 )
 from attn_reg_plugin.labelled.task_table import flags_of
 from attn_reg_plugin.tasks.labelled_task import LabelledTaskConfig, described_task
-
-
-def write(path: Path, content: str) -> None:
-    path.write_text(content, encoding="utf-8")
+from tests.labelled.files import write
 
 
 def test_a_new_task_is_one_row(tmp_path: Path) -> None:
@@ -137,8 +133,7 @@ OWN = [
 @pytest.mark.parametrize(("file", "content", "flags", "examples"), OWN)
 def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, examples: list) -> None:
     """The format is that of the training file; fairseq's task reads the flags as the same task."""
-    data = tmp_path / file
-    data.write_bytes(gzip.compress(content.encode()) if file.endswith(".gz") else content.encode())
+    write(tmp_path / file, content)
     task = own_task(**flags, data=tmp_path)
     assert read_split(with_labels(task, tmp_path), tmp_path, "train") == examples
     config = {name.replace("-", "_"): value for name, value in flags_of(task).items()}

@@ -140,10 +140,3 @@ def edit(path: Path, **values: object) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) | values
     content = {key: value for key, value in content.items() if value is not None}
     path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def assert_same_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    """Same names, precisions and bits."""
-    assert first.keys() == second.keys() and first
-    for name, tensor in first.items():
-        assert tensor.dtype == second[name].dtype and torch.equal(tensor, second[name]), name

@@ -11,7 +11,8 @@ from transformers import MarianMTModel
 from attn_reg_plugin.cli import main
 from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS, to_fairseq, to_huggingface
 from attn_reg_plugin.opus_mt.marian_folder import MarianFolder
-from tests.opus_mt.folders import TINY, assert_same_tensors, copy, edit, load_tokenizer, make_folder
+from tests.comparing import differing
+from tests.opus_mt.folders import TINY, copy, edit, load_tokenizer, make_folder
 
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])
@@ -25,13 +26,14 @@ def test_there_and_back(kind: str, precision: torch.dtype, marian: tuple, separa
             (folder / name).write_bytes((original / name).read_bytes())
     assert main(["convert", "opus-mt", str(folder), str(tmp_path / "fairseq")]) == 0
     assert main(["convert", "opus-mt", "--to-hf", str(tmp_path / "fairseq"), str(tmp_path / "back")]) == 0
-    assert_same_tensors(load_file(folder / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors"))
+    files = [load_file(one / "model.safetensors") for one in (folder, tmp_path / "back")]
+    assert differing(*files) == [] and files[0]
     assert {path.name for path in folder.iterdir()} == {path.name for path in (tmp_path / "back").iterdir()}
     first, second = (MarianMTModel.from_pretrained(path).eval() for path in (folder, tmp_path / "back"))
-    assert_same_tensors(first.state_dict(), second.state_dict())
+    assert differing(first.state_dict(), second.state_dict()) == []
     assert first.config.to_dict() == second.config.to_dict() | {"_name_or_path": first.config._name_or_path}
     second.save_pretrained(tmp_path / "again")
-    assert_same_tensors(first.state_dict(), MarianMTModel.from_pretrained(tmp_path / "again").state_dict())
+    assert differing(first.state_dict(), MarianMTModel.from_pretrained(tmp_path / "again").state_dict()) == []
     inputs = tokenizer(["the house is old.", "a nurse"], return_tensors="pt", padding=True)
     outputs = [model.float().generate(**inputs, max_length=12) for model in (first, second)]
     theirs, ours = tokenizer, load_tokenizer(tmp_path / "back")
@@ -69,7 +71,7 @@ def test_an_old_folder_with_every_name_a_tensor_ever_had(marian: tuple, tmp_path
     to_fairseq(MarianFolder.open(folder), tmp_path / "out", ("en", "ro"))
     to_fairseq(MarianFolder.open(original), tmp_path / "same", ("en", "ro"))
     states = [torch.load(tmp_path / name / CHECKPOINT, weights_only=True)["model"] for name in ("out", "same")]
-    assert_same_tensors(*states)
+    assert differing(*states) == []
 
 
 def test_a_missing_bias_is_zero_as_for_hugging_face(marian: tuple, tmp_path: Path) -> None:

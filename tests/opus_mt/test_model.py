@@ -43,19 +43,6 @@ def unequal(sides: Sides, texts: list[str]) -> list[torch.Tensor]:
     return sides.sources([texts[0], "", texts[1] + " " + texts[2], "a", " ".join(texts[:9]), texts[3], texts[4]])
 
 
-def test_positions_over_padding_give_the_numbers_of_a_left_padded_batch(
-    marian: tuple, texts: list[str], targets: list, tmp_path: Path
-) -> None:
-    """With the flag, what Hugging Face computes of the same left-padded batch; without it, not."""
-    counted = Sides(*marian[:2], tmp_path / "out", positions_over_padding=True)
-    stock = Sides(*marian[:2], tmp_path / "out")
-    tokens = counted.batch(unequal(counted, texts), left=True)
-    real = tokens.ne(1)
-    ours, theirs = counted.encoded(tokens)
-    torch.testing.assert_close(ours[real], theirs[real], atol=CLOSE, rtol=0)
-    assert (stock.encoded(tokens)[0][real] - theirs[real]).abs().max() > 0.1
-
-
 @pytest.mark.parametrize("left", [False, True])
 def test_teacher_forced_logits(sides: Sides, texts: list[str], targets: list[torch.Tensor], left: bool) -> None:
     rows = unequal(sides, texts)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin.regularizers import REGISTRY, Outcome, Regularizer, Tokens, build
 from tests.attention.tiny_model import PAD, TinyTranslator, loss_of, sharpened, tokens
+from tests.comparing import differing
 from tests.regularizers.registered import besides
 
 BATCH = tokens([6, 4, 2], 6, seed=1), tokens([3, 5, 1], 5, seed=2)
@@ -168,8 +169,7 @@ def step(model: nn.Module, regularizer: Regularizer | None = None, seed: int = 1
 
 def equal(first: list[Any], second: list[Any]) -> bool:
     """Whether both hold the same tensors, bit for bit."""
-    pairs = zip(first, second, strict=True)
-    return all(one is other or (one is not None and other is not None and one.equal(other)) for one, other in pairs)
+    return not differing(list(first), list(second))
 
 
 def footprint(model: nn.Module) -> dict[str, Any]:
