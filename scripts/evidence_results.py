@@ -105,7 +105,7 @@ def named(name: str) -> tuple[str, int]:
 def reported_scores(entry: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """The scores of a run that a results.json has, by subset and metric."""
     pairs = ((subset, name, value) for subset, found in entry["scores"].items() for name, value in found.items())
-    return {(subset, name): float(value) for subset, name, value in pairs if not isinstance(value, str)}
+    return {(subset, name): float(value) for subset, name, value in pairs}
 
 
 def read_experiments(folder: Path) -> list[Experiment]:

@@ -1,8 +1,10 @@
 """The table of an experiment: a row a method, means over seeds; for json, Markdown, the terminal and HTML."""
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.text import Text
 from attn_reg_plugin.experiments.report.differences import PLAIN, Difference, differences
 from attn_reg_plugin.experiments.report.results import RunResult, lower_is_better, result_of
 from attn_reg_plugin.experiments.running.run import HELD_OUT, Run
-from attn_reg_plugin.files import write_json, write_text
+from attn_reg_plugin.files import write_text
 from attn_reg_plugin.labelled import TASKS
 from attn_reg_plugin.terminal import show
 
@@ -213,9 +215,18 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
             for run, result in zip(runs, results, strict=True)
         },
     }
-    write_json(out / "results.json", content)
+    write_results(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
     show(console, terminal_table(*table), [*notes, f"table: {out / 'results.md'}; a page: attn-reg report {out}"])
+
+
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a results.json, in which each method and each run is a line."""
+    dump = partial(json.dumps, ensure_ascii=False)
+    head = "".join(f"{dump(name)}: {dump(content[name])},\n" for name in ("task", "signatures"))
+    methods = ",\n".join(map(dump, content["methods"]))
+    runs = ",\n".join(f"{dump(name)}: {dump(run)}" for name, run in content["runs"].items())
+    write_text(path, f'{{\n{head}"methods": [\n{methods}\n],\n"runs": {{\n{runs}\n}}\n}}\n')
 
 
 def kept_of(result: RunResult) -> dict[str, Any]:

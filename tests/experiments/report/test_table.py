@@ -145,7 +145,9 @@ def test_a_table_is_published(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=60)
     publish(tmp_path, runs, ["of made-up runs"], console)
     assert "│ ad_drop │ 22.20 ± 0.10 │ +2.00 [+2.00, +2.00] │" in shown(console), "as wide as the table"
-    content = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    text = (tmp_path / "results.json").read_text(encoding="utf-8")
+    content = json.loads(text)
+    assert len(text.splitlines()) == 2 + 6 + 8, "a line a method, and a line a run"
     assert [row["method"] for row in content["methods"]] == ["plain", "ad_drop"] and content["task"] == "en-ro"
     assert content["methods"][1]["figures"]["test"]["bleu"] == {"mean": 22.2, "std": pytest.approx(0.1), "seeds": 3}
     assert content["runs"]["ad_drop-seed2"]["flags"]["lr"] == 0.001 and content["signatures"] == ["BLEU tok:13a"]
