@@ -73,10 +73,13 @@ def test_attaching_leaves_evaluation_and_state_alone_and_detaching_the_modules(t
     assert {name: (type(module), set(vars(module))) for name, module in model.named_modules()} == before
 
 
-def test_a_refused_site_leaves_the_others_as_they_were() -> None:
+@pytest.mark.parametrize("odd", ["add_zero_attn", "use_xformers", "bias_k"])
+def test_a_refused_site_leaves_the_others_as_they_were(odd: str) -> None:
     model = transformer()
-    model.decoder.layers[1].self_attn.add_zero_attn = True
-    with pytest.raises(ValueError, match=r"decoder\.self\[1\].*add_zero_attn"):
+    setattr(model.decoder.layers[1].self_attn, odd, nn.Parameter(torch.zeros(1, 1, 16)) if odd == "bias_k" else True)
+    with pytest.raises(
+        ValueError, match=rf"decoder\.self\[1\].* {odd.removeprefix('use_')}, which cannot be regularized"
+    ):
         ADDrop(sites="*").attach(model)
     assert not any("forward" in vars(module) for module in model.modules())
 

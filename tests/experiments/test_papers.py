@@ -1,6 +1,7 @@
 """The configurations of both papers' tables and figures: all are accepted, and run at toy size."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def test_cheap_ones_run(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "runs-toy" / "figure_3.png").read_bytes().startswith(b"\x89PNG")
         learned = Schedule.read(str(tmp_path / "runs-toy" / "learned.txt")).entries
         assert len(learned) == 12 and learned[11][1].points[-1][0] > 1, "a curve over the updates"
+
+
+def test_the_demo_runs(tmp_path: Path) -> None:
+    run_toy(PAPERS.parent / "demo" / "demo.yaml", "--out", str(tmp_path / "runs"), "--jobs", "1")
+    rows = json.loads((tmp_path / "runs-toy" / "results.json").read_text(encoding="utf-8"))["methods"]
+    assert len(rows) == 4 and all(row["figures"]["test"]["bleu"]["seeds"] == 1 for row in rows)
 
 
 @pytest.mark.papers

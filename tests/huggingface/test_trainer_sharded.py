@@ -100,14 +100,28 @@ def test_trainer_with_sharded_parameters(tmp_path: Path) -> None:
         ({"deepspeed_plugin": mock.Mock(zero_stage=2)}, ""),
         ({"device_map": {"bert": 0, "classifier": 1}}, "device_map has the model on 2 GPUs of one process"),
         ({"device_map": {"bert": 0, "classifier": "cpu"}}, ""),
+        ({"n_gpu": 2}, "one process with 2 GPUs copies the model .* torchrun --nproc_per_node 2"),
     ],
 )
 def test_what_is_refused_as_training_begins(tmp_path: Path, plugins: dict[str, Any], said: str) -> None:
     trainer = trainer_of(tmp_path, "bert", max_steps=1)
-    trainer.model.hf_device_map = plugins.get("device_map")
+    trainer.model.hf_device_map, trainer.args._n_gpu = plugins.get("device_map"), plugins.get("n_gpu", 1)
     trainer.is_fsdp_enabled, trainer.is_deepspeed_enabled = ("fsdp_plugin" in plugins, "deepspeed_plugin" in plugins)
     trainer.accelerator = mock.Mock(state=mock.Mock(**plugins))
     callback = AttnRegCallback(ad_drop())
     answer = pytest.raises(ValueError, match=said) if said else nullcontext()
     with mock.patch("attn_reg_plugin.huggingface.callback.calling_trainer", return_value=(trainer, None)), answer:
         callback.on_init_end(trainer.args, trainer.state, trainer.control)
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_a_step_that_an_overflow_skipped_is_no_update(skipped: bool) -> None:
+    callback = AttnRegCallback(ad_drop())
+    callback.trainer = mock.Mock(**{"accelerator.optimizer_step_was_skipped": skipped})
+    names = ("forget_unfinished", "end_update", "begin_update")
+    callback.regularizer = mock.Mock(spec=names)
+    callback.on_step_end(None, mock.Mock(global_step=3), None)
+    assert callback.regularizer.mock_calls == [
+        getattr(mock.call, names[0 if skipped else 1])(),
+        mock.call.begin_update(3),
+    ]

@@ -117,6 +117,9 @@ def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
     _, log = step(task, model, batch, loss)
     assert log["attn_reg/dropped/decoder.self[1]"] > 0 and log["attn_reg/fallbacks"] == 0
     assert seen[0][0].shape == (3, 6, len(words())), "log-probabilities of words, not features"
+    model = build("transformer_lm_big", **flags)
+    with pytest.raises(ValueError, match=r"--attn-reg r_drop compares .* without --adaptive-softmax-cutoff$"):
+        step(attached(model, attn_reg="r_drop"), model, batch, loss)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -40,10 +40,11 @@ def test_accumulated_batches_bleu_and_validation(corpus: Path, tmp_path: Path) -
     """Losses are logged of one pass, and in base 2; validation is the plain criterion's."""
     flags = shlex.split("--lr 1e-30 --label-smoothing 0 --update-freq 2 --max-epoch 1 --eval-bleu --eval-bleu-args")
     flags += ['{"beam":1}']
-    r_drop = ["--attn-reg", "r_drop", "--r-drop-weight", "3"]
+    r_drop = ["--attn-reg", "r_drop", "--r-drop-weight", "3", "--tensorboard-logdir", str(tmp_path / "board")]
     ours = train(corpus, tmp_path / "ours", *flags, *r_drop, without=["--disable-validation"]).check()
     plain = train(corpus, tmp_path / "plain", *flags, without=["--disable-validation"]).check()
     assert len(ours.lines()) == 3
+    assert b"attn_reg/r_drop" in b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("*tfevents*"))
     for line in ours.lines():
         assert float(line["attn_reg/r_drop"]) > 0
         assert float(line["loss"]) == pytest.approx(float(line["nll_loss"]), abs=5e-3)
