@@ -26,10 +26,10 @@ from typing import Any
 import numpy
 import torch
 from architecture_rows import ROWS, UNTRIED_MODELS, UNTRIED_TASKS, Row
+from pages import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, PAGE = ROOT / "docs" / "architectures.json", ROOT / "docs" / "models.md"
-BEGIN, END = "<!-- table of architectures -->", "<!-- end of the table -->"
 SHARED = "--cpu --num-workers 0 --disable-validation --no-save --log-format json --log-interval 1 --optimizer adam "
 SHARED += "--lr 0.001 --batch-size 8 --max-update 2 --required-batch-size-multiple 1"
 USER_DIR = """
@@ -191,8 +191,8 @@ def cell(text: str) -> str:
     return " ".join(text.partition(";")[0].split()).replace("|", "\\|").replace("*", "\\*")
 
 
-def table(result: dict[str, Any]) -> str:
-    """The tables of the page."""
+def tables(result: dict[str, Any]) -> dict[str, str]:
+    """What the page has of it: what was tried, and what was not."""
     lines = ["| task | architecture | sites | | why |", "|---|---|---|---|---|"]
     for row in result["rows"]:
         sites, says = row["sites"].replace("*", "\\*"), cell(row["says"])
@@ -203,13 +203,7 @@ def table(result: dict[str, Any]) -> str:
         for name, reason in result["untried"][kind].items():
             reasons.setdefault(reason, []).append(f"`{name}`")
         lines += [f"| {kind}: {', '.join(names)} | {reason} |" for reason, names in reasons.items()]
-    return "\n".join(lines)
-
-
-def filled(page: str, text: str) -> str:
-    """The page with its table replaced."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+    return {"architectures": "\n".join(lines)}
 
 
 def main() -> None:
@@ -234,7 +228,7 @@ def main() -> None:
     if not arguments.only:
         result = {"rows": rows, "untried": {"models": UNTRIED_MODELS, "tasks": UNTRIED_TASKS}}
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), table(result)), encoding="utf-8")
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(result)), encoding="utf-8")
 
 
 if __name__ == "__main__":

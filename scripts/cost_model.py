@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pages import filled
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -34,7 +35,6 @@ from attn_reg_plugin import ADDrop, AttentionSite, regularized_attention
 from attn_reg_plugin.attention.masks import sample_keep
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "appendix.md"
-BEGIN, END = "<!-- cost model -->", "<!-- end of the cost model -->"
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ def count_ranking(shape: Shape) -> float:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def tables(shape: Shape) -> str:
+def tables(shape: Shape) -> dict[str, str]:
     """Operations, memory and communication of the shape, as Markdown."""
     lines = ["| step | TFLOP | × plain | with checkpointing | × plain |", "|---|---|---|---|---|"]
     again = replace(shape, recomputes=True)
@@ -296,13 +296,7 @@ def tables(shape: Shape) -> str:
         ("for a while: one site's mask is made, p = 0.3", lambda shape: RANKING * shape.map),
     ):
         lines.append(f"| {title} | {size(shape) / 2**20:,.0f} | {size(again) / 2**20:,.0f} |")
-    return "\n".join(lines)
-
-
-def filled(page: str, text: str) -> str:
-    """The page with its tables replaced."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+    return {"cost_model": "\n".join(lines)}
 
 
 #: what is counted: of the form of the large one

@@ -24,6 +24,7 @@ import pandas as pd
 from evidence_captions import caption
 from evidence_claims import HEADINGS, SUMMARY, address, heading, lines, marked, part_of, places, row_of
 from evidence_results import PAGE, RESULTS, ROOT, TEST_SETS, Experiment, Row, Series, experiments
+from pages import filled
 
 from attn_reg_plugin.experiments.report.curves import load_matplotlib
 from attn_reg_plugin.experiments.report.table import ENOUGH, NOTHING, shade
@@ -217,28 +218,12 @@ def draw(panel: Any, titles: Sequence[str], rows: Mapping[int, Row]) -> None:
     panel.set_ylim(len(titles) - 0.4, -0.6)
 
 
-def filled(path: Path, tables: Mapping[str, str]) -> str:
-    """The text of a page with its tables in their places.
-
-    Raises:
-        ValueError: a place without a table.
-    """
-    if unknown := places(path).keys() - tables.keys():
-        raise ValueError(f"{path.name} has places for {sorted(unknown)}, but there are {sorted(tables)}")
-
-    def fill(match: re.Match[str]) -> str:
-        return f"<!-- table {match[1]} -->\n\n{tables[match[1]]}\n\n<!-- end -->"
-
-    page = path.read_text(encoding="utf-8")
-    return re.sub(r"<!-- table (\w+) -->.*?<!-- end -->", fill, page, flags=re.DOTALL)
-
-
 def main() -> None:
     """Rebuild."""
     found = list(experiments())
     made = tables(found)
     for path in (PAGE, APPENDIX, *MORE):
-        write_text(path, filled(path, made))
+        write_text(path, filled(path.read_text(encoding="utf-8"), made))
     for name, one in plotted(found).items():
         plot(one, PAGE.with_name(f"evidence_{name}.png"))
     plot_summary({one.name: one for one in found}, PAGE.with_name("evidence_summary.png"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +19,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from pages import filled  # noqa: E402
 
 from attn_reg_plugin.files import read_json, write_text  # noqa: E402
 
@@ -161,21 +162,17 @@ def table_of_counts(records: Records) -> str:
     return "\n".join(lines)
 
 
-def filled(page: str, records: Records) -> str:
-    """The page with its tables."""
-    tables = {
+def tables(records: Records) -> dict[str, str]:
+    """The tables of the page."""
+    return {
         "counts": table_of_counts(records),
         "works": table_of_good(records),
         "refused": table_of_others(records, ("refused", "raised", "differs", "idle")),
         "not tried": table_of_others(records, ("unbuilt",)),
     }
-    for name, table in tables.items():
-        between = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        page = re.sub(between, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.DOTALL)
-    return page
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         write_records(try_models(sys.argv[1:]))
-    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), read_records()))
+    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables(read_records())))
