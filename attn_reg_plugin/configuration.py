@@ -31,7 +31,7 @@ _WORDS[dict] = "a mapping of settings"
 
 
 def setting(
-    help: str | Callable[[], str],
+    help: str,
     default: Any = dataclasses.MISSING,
     *,
     choices: tuple[str, ...] | None = None,
@@ -43,7 +43,7 @@ def setting(
     """A documented field of a command's settings.
 
     Args:
-        help: one line, for `--help`; or a function that gives it when it's asked for.
+        help: one line, for `--help`.
         default: the value if none is given; without a default the setting is required.
         choices, within: the values that a text may have; the range of a number, see `Interval`.
         metavar: how the value is called in the help.
@@ -209,7 +209,6 @@ def _converted(shape: DictConfig, entry: dataclasses.Field, value: Any, where: s
 def _help(entry: dataclasses.Field) -> str:
     """The help with choices and default."""
     text, choices, default = entry.metadata["help"], entry.metadata["choices"], entry.default
-    text = text() if callable(text) else text
     text += f"; one of {', '.join(choices)}" if choices else ""
     text += f"; in {entry.metadata['within']}" if entry.metadata["within"] else ""
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default

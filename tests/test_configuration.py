@@ -21,7 +21,7 @@ class Settings:
     texts: tuple[str, ...] = setting("texts", (), repeated=True)
     many: Any = setting("a mapping, or names", "a,b")
     deep: bool = setting("switch", False)
-    flags: str = setting(lambda: "what follows --", "", rest=True)
+    flags: str = setting("what follows --", "", rest=True)
 
     def __post_init__(self) -> None:
         if "z" in self.texts:
