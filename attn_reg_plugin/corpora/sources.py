@@ -5,6 +5,7 @@ a stream, so memory does not grow with the corpus, unless pairs are set aside or
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -268,5 +269,6 @@ def is_whole(pair: Pair) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Reduce a sentence to its letters and digits, small, to compare it by."""
-    return "".join(letter for letter in text.casefold() if letter.isalnum()) or text
+    """Reduce a sentence to its letters and digits, small and composed, to compare it by."""
+    letters = unicodedata.normalize("NFC", text).casefold()
+    return "".join(letter for letter in letters if letter.isalnum()) or text
