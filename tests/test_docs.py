@@ -97,7 +97,8 @@ def test_attribution_beats_chance_with_each_seed_of_twice_the_epochs():
 
 def test_the_tables_of_models_are_those_of_the_records():
     page, records = models.PAGE.read_text(encoding="utf-8"), models.read_records()
-    assert all(table.strip() in page for table in models.tables(records).values())
+    made = models.tables(records)
+    assert models.filled(page, made) == page and all(table.strip() in page for table in made.values())
     tables = page.split("<!-- table ")
     for name, made in records.items():
         kind = name.split("/")[1]
@@ -149,7 +150,8 @@ def test_what_pages_import_is_in_the_api_once():
 
 def test_the_page_of_architectures_is_that_of_its_results():
     result, page = json.loads(architectures.RESULT.read_text(encoding="utf-8")), architectures.PAGE
-    assert architectures.tables(result)["architectures"] in page.read_text(encoding="utf-8")
+    text, made = page.read_text(encoding="utf-8"), architectures.tables(result)
+    assert architectures.filled(text, made) == text and made["architectures"] in text
     tried = [(row["task"], row["arch"]) for row in result["rows"]]
     assert tried == [(row.task, row.arch) for row in architectures.ROWS]
     works = {row["task"] for row in result["rows"] if row["ad_drop"] == "works"}
@@ -179,7 +181,8 @@ def test_the_formulas_of_the_costs_are_what_is_counted(name, recomputes):
 def test_the_memory_of_the_costs_is_what_is_counted():
     assert cost_model.count_ranking(cost_model.Shape(heads=4, length=256)) == pytest.approx(cost_model.RANKING, abs=0.1)
     page = cost_model.PAGE.read_text(encoding="utf-8")
-    assert cost_model.tables(cost_model.Shape())["cost_model"] in page
+    made = cost_model.tables(cost_model.Shape())
+    assert cost_model.filled(page, made) == page and made["cost_model"] in page
 
 
 @pytest.fixture(scope="module")

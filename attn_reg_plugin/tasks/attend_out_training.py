@@ -15,6 +15,7 @@ from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
 from attn_reg_plugin.regularizers.base.distributed import average, average_gradients
+from attn_reg_plugin.tasks.predictions import adaptive_log_probabilities
 
 #: reward examples in a forward: their logits are all there at once
 EVALUATED_AT_ONCE = 32
@@ -60,7 +61,11 @@ class FairseqProblem:
             if hasattr(owner, "example_outcomes"):
                 return owner.example_outcomes(model, sample)
         outputs = model(**sample["net_input"])
-        log_probs = model.get_normalized_probs(outputs, log_probs=True).float()
+        softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
+        if softmax is None:
+            log_probs = model.get_normalized_probs(outputs, log_probs=True).float()
+        else:  # fairseq's own are no more precise than the model
+            log_probs = adaptive_log_probabilities(softmax, outputs[0])
         target = sample["target"].view(log_probs.shape[:-1])
         real = target.ne(self.task.target_dictionary.pad()) if log_probs.dim() == 3 else None
         return example_outcomes(log_probs, target, real)

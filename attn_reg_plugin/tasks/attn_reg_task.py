@@ -145,19 +145,14 @@ class AttnRegTask(ResumedTask):
 
     @cached_property
     def special_ids(self) -> frozenset[int] | None:
-        """The ids that begin and end a text, and language codes; None where the task has no dictionary.
-
-        Of a tokenizer of transformers its special ids, that of unknown words apart.
-        """
-        tokenizer = getattr(self, "tokenizer", None)
-        if hasattr(tokenizer, "all_special_ids"):
-            return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        """The ids that begin and end a text, and language codes: of the dictionary, or of transformers' tokenizer."""
         try:
             words = self.source_dictionary
             codes = {index for index, symbol in enumerate(words.symbols) if LANGUAGE_CODE.fullmatch(symbol)}
             return frozenset((words.bos(), words.eos(), words.pad(), *codes))
         except (NotImplementedError, AttributeError, LookupError):  # fairseq's own raises where there is none
-            return None
+            special = set(getattr(tokenizer := getattr(self, "tokenizer", None), "all_special_ids", ()))
+            return frozenset(special - {getattr(tokenizer, "unk_token_id", None)}) or None
 
     def train_step(
         self,

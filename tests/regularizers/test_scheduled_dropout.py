@@ -199,3 +199,15 @@ def test_first_and_last_layer_name_the_others():
     assert found[:12:11] == [0, 0.6] and found[12:] == pytest.approx([0, 0.3, 0.5]), "each stack by its own layers"
     assert Schedule.parse("drop *: 0:0.2..0.9").assign(encoder[5:6]) == {"encoder.self[5]": Curve(((0, 0.2),))}
     assert Schedule.parse(str(keeping)) == keeping and "0..0.6" in str(keeping)
+
+
+def test_the_example_drops_as_the_paper_says():
+    """All layers start at 0.6, the first stays near 0.55, the fourth falls faster, lower layers drop more."""
+    entries = Schedule.read(str(QNLI)).entries
+    assert [selector.pattern for selector, _ in entries] == [f"encoder.self[{layer}]" for layer in range(12)]
+    curves = [curve for _, curve in entries]
+    assert all(curve(0) == 0.6 for curve in curves)
+    assert all(0.54 <= curves[0](t) <= 0.6 for t in range(0, 20_000, 100))
+    for t in (1000, 5000, 9822):
+        assert curves[0](t) - curves[3](t) > 0.01 * t / 1000
+        assert all(lower(t) > higher(t) for lower, higher in pairwise(curves))

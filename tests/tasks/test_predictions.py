@@ -13,7 +13,9 @@ from fairseq.modules import AdaptiveSoftmax
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from torch import Tensor, nn
 
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
+from attn_reg_plugin.tasks.attend_out_training import FairseqProblem
 from attn_reg_plugin.tasks.predictions import FairseqObjective, adaptive_log_probabilities
 from tests.backends.fairseq_models import SIZES, words
 from tests.tasks.tasks_in_process import attached, sample, step
@@ -120,6 +122,17 @@ def test_a_language_model_with_an_adaptive_softmax(labels: str) -> None:
     model = build("transformer_lm_big", **flags)
     with pytest.raises(ValueError, match=r"--attn-reg r_drop compares .* without --adaptive-softmax-cutoff$"):
         step(attached(model, attn_reg="r_drop"), model, batch, loss)
+
+
+def test_rewards_of_an_adaptive_softmax_are_of_full_precision() -> None:
+    flags = {"adaptive_softmax_cutoff": "8,20", "tokens_per_sample": 16, "max_target_positions": 16}
+    model, batch = build("transformer_lm_big", **flags).bfloat16().eval(), sample()
+    batch["net_input"] = {"src_tokens": batch["net_input"]["prev_output_tokens"]}
+    problem = FairseqProblem.__new__(FairseqProblem)
+    problem.task, problem.criterion = SimpleNamespace(target_dictionary=words()), None
+    log_probs = adaptive_log_probabilities(model.decoder.adaptive_softmax, model(**batch["net_input"])[0])
+    expected = example_outcomes(log_probs, batch["target"], batch["target"].ne(words().pad()))
+    assert log_probs.dtype == torch.float32 and problem.loss(model, {"batch": batch}).loss.equal(expected.loss)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -99,7 +99,8 @@ def draw_curves(runs: Sequence[RunResult], name: str) -> Any:
             axes.set_ylim(limits([found["mean"].tolist() for found in lines.values()]))
         axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
         axes.grid(alpha=0.3)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, frameon=False)
+        if lines:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, frameon=False)
     return figure
 
 

@@ -116,7 +116,8 @@ def at_a_time(tasks: Sequence[Callable[[Event], None]], jobs: int) -> None:
             wait([pool.submit(work, task) for task in tasks])
         except BaseException:  # from the keyboard
             stop.set()
-            raise
+            if not failures:
+                raise
     if failures:
         raise failures[0]
 

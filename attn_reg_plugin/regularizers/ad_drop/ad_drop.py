@@ -26,6 +26,7 @@ from attn_reg_plugin.regularizers.ad_drop.objectives import (
     LABELS,
     Objective,
     OfOutputs,
+    PseudoLabels,
 )
 from attn_reg_plugin.regularizers.ad_drop.tokens import hide_tokens
 from attn_reg_plugin.regularizers.base import Preset, option, register
@@ -221,7 +222,7 @@ class ADDrop(CrossTuned):
         """A function that runs the probe and returns F; with `same_draws`, every run draws what the first does."""
         inputs = forward.inputs
         if same_draws and self.integrated_labels == "frozen":
-            inputs = {"pseudo_labels": {}, **inputs}
+            inputs = {"pseudo_labels": PseudoLabels(), **inputs}
         device, bfloat16 = forward.device, partial(torch.autocast, dtype=torch.bfloat16, cache_enabled=False)
         precision = partial(bfloat16, device.type) if self.probe_dtype == "bfloat16" else nullcontext
         draw_again = remember_randomness(device) if same_draws else lambda: None

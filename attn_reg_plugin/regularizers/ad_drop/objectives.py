@@ -51,13 +51,18 @@ def label_logit(logits: Tensor, labels: Tensor | None = None) -> Tensor:
     return (chosen * known.reshape(chosen.shape)).sum()
 
 
+class PseudoLabels(dict[str, Tensor]):
+    """The pseudo labels of a probe's first pass, by what they label: `inputs["pseudo_labels"]` of the passes that
+    attribute one and the same F, such as those of integrated gradients."""
+
+
 def first_pass_labels(inputs: Mapping[str, Any], what: str, choose: Callable[[], Tensor]) -> Tensor | None:
     """The pseudo labels of the first pass, chosen by `choose` in that pass; None where each pass takes its own.
 
     An objective of several parts has a name for `what` each labels.
     """
     kept = inputs.get("pseudo_labels")
-    if not isinstance(kept, dict):
+    if not isinstance(kept, PseudoLabels):
         return None
     if what not in kept:
         kept[what] = choose().detach()

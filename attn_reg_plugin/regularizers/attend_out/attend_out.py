@@ -30,6 +30,7 @@ from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import Generator, embeddings_of, valid_pairs
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.context import Problem, Training
+from attn_reg_plugin.regularizers.base.hooks.attachment import check_alone
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Quantity
@@ -227,12 +228,14 @@ class AttendOut(Regularizer):
         """The running game; it starts with generator and defender made anew, or as a loaded state has them.
 
         Raises:
-            ValueError: `problem` or `optimizer` is missing, or the model cannot be copied.
+            ValueError: `problem` or `optimizer` is missing, the attacker is not alone on the model, or that cannot be
+                copied.
         """
         if self.game is not None:
             return self.game
         if self.problem is None or self.optimizer is None:
             raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
+        check_alone(self, model)  # parts may have been attached since
         with torch.random.fork_rng([], enabled=self._continues):  # a continued game was built before
             generator = self.make_generator(model)
         with self._attachment.suspended():

@@ -7,7 +7,7 @@ attention together: AD-DROP's mask, DropHead's factor of the heads, LayerDrop's 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -45,9 +45,6 @@ def clash(first: Regularizer, second: Regularizer) -> str:
 def check_beside(method: Regularizer, others: Iterable[Regularizer]) -> None:
     """Refuse, by a ValueError, what the others of a model, attached by themselves, make impossible at any site."""
     for other in (other for other in others if other not in method.companions):
-        for one in (method, other):
-            if one.alone:
-                raise ValueError(f"{one.name} combines with no other method: {one.alone}; detach() the other one first")
         if other.name == method.name and not method.needs_sites:
             raise ValueError(f"{method.name} acts on the model already; detach() the other one first")
         if method.passes > 1 and other.passes > 1:
@@ -78,3 +75,10 @@ def refuse_replica(regularizer: Regularizer, model: nn.Module) -> None:
     """Refuse to train one of the replicas that `nn.DataParallel` made of an attached model."""
     if vars(model).get("_is_replica") and model.training and torch.is_grad_enabled():
         raise RuntimeError(_REPLICAS.format(method=regularizer.name))
+
+
+def refuse_script(*_: Any) -> None:
+    """Refuse to be compiled by `torch.jit.script`, which asks an attached model for this first."""
+    raise RuntimeError(
+        "torch.jit.script cannot compile a model while a regularizer is attached to it; detach() the regularizer first"
+    )

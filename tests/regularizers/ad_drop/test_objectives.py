@@ -10,6 +10,7 @@ import torch
 
 from attn_reg_plugin.regularizers.ad_drop.objectives import (
     OfOutputs,
+    PseudoLabels,
     label_logit,
     likeliest,
     logits_of,
@@ -156,7 +157,7 @@ def test_pseudo_labels_of_the_first_pass_hold_for_the_later_ones(kind):
         return spans(seed) if kind == "spans" else numbers(*(CLASSES if kind == "classes" else TOKENS), seed=seed)
 
     objective, bare = OfOutputs(), {"token_mask": MASK, "padding_label": 0}
-    inputs = {**bare, "pseudo_labels": {}}
+    inputs = {**bare, "pseudo_labels": PseudoLabels()}
     first, second = outputs(0), outputs(5)
     assert objective(first, inputs).equal(objective(first, bare))
     if kind == "spans":

@@ -249,11 +249,15 @@ def test_what_is_trained_later_the_defender_trains_too(later):
 
 
 def test_it_is_alone_on_its_model():
-    model, _, regularizer = begin(sites="encoder.self[0]")
+    model, optimizer, regularizer = begin(sites="encoder.self[0]")
     other, said = ADDrop(sites="encoder.self[1]"), "^attend_out combines with no other method: it trains two copies"
     for first, second in ((other, regularizer), (regularizer, other)):
         with first.attach(model), pytest.raises(ValueError, match=said):
             second.attach(model)
+    with other.attach(model.encoder), pytest.raises(ValueError, match=said):
+        regularizer.attach(model)
+    with regularizer.attach(model), other.attach(model.encoder), pytest.raises(ValueError, match=said):
+        update(model, optimizer, regularizer, 0)
 
 
 def test_after_detaching_no_player_is_held():

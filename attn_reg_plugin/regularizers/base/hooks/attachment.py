@@ -20,6 +20,7 @@ from attn_reg_plugin.regularizers.base.compatibility import (
     check_beside,
     check_free,
     refuse_replica,
+    refuse_script,
     refuse_several_devices,
 )
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
@@ -76,6 +77,7 @@ class Attachment:
         check_model(model)
         refuse_several_devices(regularizer, model)
         check_beside(regularizer, (one.regularizer for one in attachments_of(model)))
+        check_alone(regularizer, model)
         self.shards = Shards(regularizer, model)
         self.sites = find_sites(model, regularizer.sites) if regularizer.needs_sites else []
         self.backends = _backends(self.sites if regularizer.needs_sites else _known_sites(model))
@@ -101,6 +103,7 @@ class Attachment:
                 self.model.register_forward_hook(self._end_forward, always_call=True),
             ]
             self.handles += self.regularizer.hooks(self.model, self.sites)
+            vars(self.model)["__prepare_scriptable__"] = refuse_script
         except BaseException:
             self._uninstall(opened)
             raise
@@ -108,6 +111,8 @@ class Attachment:
     def _uninstall(self, opened: list[AttentionSite]) -> None:
         for handle in self.handles:
             handle.remove()
+        if not attachments_of(self.model):
+            vars(self.model).pop("__prepare_scriptable__", None)
         for site in opened:
             site.attached -= 1
             if not site.attached:
@@ -271,6 +276,15 @@ def attachments_of(model: nn.Module) -> list[Attachment]:
     """Return what is attached to `model`, the last first."""
     owners = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
     return list(dict.fromkeys(owner for owner in owners if isinstance(owner, Attachment)))
+
+
+def check_alone(method: Regularizer, model: nn.Module) -> None:
+    """Refuse, by a ValueError, a method that acts alone beside any other on the model or a part of it."""
+    attached = (one.regularizer for part in model.modules() for one in attachments_of(part))
+    for other in (one for one in attached if one is not method):
+        if reason := method.alone or other.alone:
+            name = method.name if method.alone else other.name
+            raise ValueError(f"{name} combines with no other method: {reason}; detach() the other one first")
 
 
 class StandIn:

@@ -218,3 +218,14 @@ def test_masks_are_freed_after_the_update(forwards):
         with pytest.raises(RuntimeError, match=r"^ad_drop freed its masks at the end of the update, and acti"):
             loss.backward()
         update(model, regularizer)
+
+
+def test_an_attached_model_is_not_scripted():
+    model, states = nn.TransformerEncoderLayer(4, 2, 4, 0.0, batch_first=True).train(), torch.randn(2, 3, 4)
+    before, said = set(vars(model)), r"^torch.jit.script cannot compile a model while a regularizer is attached to it; "
+    with ADDrop(sites="*", **OFF).attach(model):
+        for part in (model, nn.Sequential(model)):
+            with pytest.raises(RuntimeError, match=said + r"detach\(\) "):
+                torch.jit.script(part)
+    assert set(vars(model)) == before
+    torch.testing.assert_close(torch.jit.script(model)(states), model(states))
