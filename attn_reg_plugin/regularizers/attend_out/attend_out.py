@@ -290,9 +290,8 @@ class AttendOut(Regularizer):
         try:
             if self.game is not None:
                 self.game.forget_unfinished()
-                self._kept = tree_map_only(
-                    Tensor, lambda one: one.detach().cpu(), self.state_dict()
-                )  # not the weights of two more models on the device
+                # not the weights of two more models on the device
+                self._kept = tree_map_only(Tensor, lambda one: one.detach().cpu(), self.state_dict())
         finally:
             self._end_game()
             super().detach()
