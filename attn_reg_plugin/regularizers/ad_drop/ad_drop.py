@@ -70,7 +70,8 @@ class ADDrop(CrossTuned):
 
     Attributes, beside those that their help explains:
         unit: `position` is the paper's; `token` hides whole tokens in every selected attention and head, see `tokens`.
-            Special tokens are told by the model's ids, or `supply(special_ids=...)`.
+            Special tokens are told by Trainer's tokenizer and fairseq's task; in a loop of one's own by
+            `supply(special_ids=...)`, else the first and the last token of a text are taken for them.
         p, q: p = 0 or q = 0 is plain training, bit for bit.
         attribution: `gradient` (GA), `integrated` (IGA), `attention` (AA) or `random` (RD).
         probe_dropout: run the probe with the model's dropout, or without. The paper says only that no attention
