@@ -83,10 +83,9 @@ SUMMARY: dict[str, Sequence[Place]] = {
     "On real text?": [("translation", "0, Tatoeba", "ad_drop")],
     "Where a published translation model is adapted?": [
         ("opus_mt", f"{pairs}, TICO-19", name)
-        for pairs in ("250 pairs", "250 pairs, 25 % wrong", "1,000 pairs")
+        for pairs in ("250 pairs", "250 pairs, 25 % wrong", "1,000 pairs", "1,000 pairs, 25 % wrong")
         for name in ("dropout_20", "r_drop", "ad_drop")
-    ]
-    + [("opus_mt", "1,000 pairs, 25 % wrong, TICO-19", name) for name in ("dropout_20", "ad_drop")],
+    ],
     "On SST-2?": [("sst2_seeds", "", "ad_drop")],
     "With few sentences, in the paper's regime?": [
         ("few_shot", shots, "ad_drop_first_layer") for shots in FEW if "MPNet-base" in shots
