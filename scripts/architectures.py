@@ -192,7 +192,7 @@ def cell(text: str) -> str:
 
 
 def tables(result: dict[str, Any]) -> dict[str, str]:
-    """What the page has of it: what was tried, and what was not."""
+    """Make the page's tables of it: what was tried, and what was not."""
     lines = ["| task | architecture | sites | | why |", "|---|---|---|---|---|"]
     for row in result["rows"]:
         sites, says = row["sites"].replace("*", "\\*"), cell(row["says"])

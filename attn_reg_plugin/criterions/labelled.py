@@ -159,10 +159,12 @@ def packed(rows: Tensor) -> Tensor:
     Returns:
         float64 (ranks, 1 + the largest N, 2); a slot's first row holds its N, which may differ between ranks.
     """
-    longest = torch.tensor(rows.size(0), device=rows.device)
-    if world_size() > 1:
-        torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX)
-    slots = torch.zeros(world_size(), 1 + int(longest), 2, dtype=torch.float64, device=rows.device)
+    longest = rows.size(0)
+    if world_size() > 1:  # one process does not wait for its device
+        size = torch.tensor(longest, device=rows.device)
+        torch.distributed.all_reduce(size, torch.distributed.ReduceOp.MAX)
+        longest = int(size)
+    slots = torch.zeros(world_size(), 1 + longest, 2, dtype=torch.float64, device=rows.device)
     slots[rank(), 0] = rows.size(0)
     slots[rank(), 1 : 1 + rows.size(0)] = rows
     return slots

@@ -44,7 +44,7 @@ class TrainerProblem:
         self.dataset, self.indices, self.collate = reward_data(trainer, subset)
 
     def loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Outcome:
-        """In evaluation each example's loss, and its share of right answers if that is clear."""
+        """Give in evaluation each example's loss, and its share of right answers if that is clear."""
         batch = dict(inputs["batch"])
         outputs = model(**batch)
         targets = described(model, batch).get("targets")

@@ -30,7 +30,14 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.backends.huggingface import as_unattached
 from attn_reg_plugin.backends.huggingface.inputs import described
-from attn_reg_plugin.callbacks import MethodCallback, attached, logged, refuse_unused_parameters, state_in
+from attn_reg_plugin.callbacks import (
+    MethodCallback,
+    attached,
+    logged,
+    refuse_unused_parameters,
+    special_ids_of,
+    state_in,
+)
 from attn_reg_plugin.checkpoints import allow_checkpoint_types, refuse_state, save_state
 from attn_reg_plugin.huggingface.attend_out import TrainerTraining
 from attn_reg_plugin.regularizers.base.distributed import average, rank
@@ -181,11 +188,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         batch = send_to_device(inputs, self.trainer.args.device)
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
-        tokenizer = getattr(self.trainer, "processing_class", None)
-        special = set(getattr(tokenizer, "all_special_ids", ()))
-        if codes := getattr(tokenizer, "supported_language_codes", None):  # Marian's, which it does not call special
-            special.update(tokenizer.convert_tokens_to_ids(codes))
-        told["special_ids"] = frozenset(special - {getattr(tokenizer, "unk_token_id", None)}) or None
+        told["special_ids"] = special_ids_of(getattr(self.trainer, "processing_class", None))
         self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
 
     def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

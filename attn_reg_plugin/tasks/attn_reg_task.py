@@ -20,7 +20,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.optim import AMPOptimizer
 
 from attn_reg_plugin.backends.fairseq import padding_index
-from attn_reg_plugin.callbacks import PREFIX, attached, refuse_unused_parameters
+from attn_reg_plugin.callbacks import PREFIX, attached, refuse_unused_parameters, special_ids_of
 from attn_reg_plugin.checkpoints import ANEW
 from attn_reg_plugin.regularizers import Regularizer, option_flag
 from attn_reg_plugin.regularizers.base.distributed import rank
@@ -151,8 +151,7 @@ class AttnRegTask(ResumedTask):
             codes = {index for index, symbol in enumerate(words.symbols) if LANGUAGE_CODE.fullmatch(symbol)}
             return frozenset((words.bos(), words.eos(), words.pad(), *codes))
         except (NotImplementedError, AttributeError, LookupError):  # fairseq's own raises where there is none
-            special = set(getattr(tokenizer := getattr(self, "tokenizer", None), "all_special_ids", ()))
-            return frozenset(special - {getattr(tokenizer, "unk_token_id", None)}) or None
+            return special_ids_of(getattr(self, "tokenizer", None))
 
     def train_step(
         self,

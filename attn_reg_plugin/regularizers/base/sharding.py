@@ -129,6 +129,10 @@ class Shards:
             for group, values in before:
                 vars(group).update(values)
 
+    def gathered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Gather the model's own parameters once more: the end of a probe's backward has freed them."""
+        return gathered(self.model, args, kwargs) if self._sharded else (args, kwargs)
+
 
 def _is_theirs(hook: Any) -> bool:
     return (getattr(hook, "__module__", None) or "").startswith(("torch.distributed.fsdp", "torch.distributed._compos"))

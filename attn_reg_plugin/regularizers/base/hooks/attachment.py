@@ -27,7 +27,7 @@ from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
 from attn_reg_plugin.regularizers.base.hooks.put_back import same_randomness, unchanged
 from attn_reg_plugin.regularizers.base.hooks.unreached import Reach
 from attn_reg_plugin.regularizers.base.options import options_of
-from attn_reg_plugin.regularizers.base.sharding import Shards, gathered
+from attn_reg_plugin.regularizers.base.sharding import Shards
 from attn_reg_plugin.regularizers.base.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Attachment:
         if due or self.state is State.NEW:
             with self.shards.without_reduction():
                 self._prepare(due, model, args, kwargs)
-            args, kwargs = gathered(model, args, kwargs)  # a probe's backward has freed what FSDP2 gathered
+            args, kwargs = self.shards.gathered(args, kwargs)
         self.regularizer.statistics.add("forwards", 1.0)
         self.regularizer.statistics.add("regularized", float(due))
         return args, kwargs
@@ -169,8 +169,7 @@ class Attachment:
         Methods of parts of the model let their part's forwards pass. After an exception no request is put back: the
         forward is over.
         """
-        hooked = (module for module in self.model.modules() if module._forward_pre_hooks)
-        others = [one for module in hooked for one in attachments_of(module) if one is not self]
+        others = [one for one in attachments_in(self.model) if one is not self]
         sites = {site for other in others if other.model is self.model for site in other.sites}
         aside, parts = [(site, site.request) for site in sites], [one for one in others if one.model is not self.model]
         states = [part.state for part in parts]
@@ -278,10 +277,14 @@ def attachments_of(model: nn.Module) -> list[Attachment]:
     return list(dict.fromkeys(owner for owner in owners if isinstance(owner, Attachment)))
 
 
+def attachments_in(model: nn.Module) -> list[Attachment]:
+    """Return what is attached to `model` and to parts of it."""
+    return [one for part in model.modules() if part._forward_pre_hooks for one in attachments_of(part)]
+
+
 def check_alone(method: Regularizer, model: nn.Module) -> None:
     """Refuse, by a ValueError, a method that acts alone beside any other on the model or a part of it."""
-    attached = (one.regularizer for part in model.modules() for one in attachments_of(part))
-    for other in (one for one in attached if one is not method):
+    for other in (one.regularizer for one in attachments_in(model) if one.regularizer is not method):
         if reason := method.alone or other.alone:
             name = method.name if method.alone else other.name
             raise ValueError(f"{name} combines with no other method: {reason}; detach() the other one first")

@@ -103,6 +103,17 @@ def test_updates_that_are_not_announced_are_said_once(caplog, accumulated, annou
     assert all("ad_drop: 20 updates were made, and none was announced" in message for message in caplog.messages)
 
 
+def test_an_attached_model_is_not_scripted():
+    model, states = nn.TransformerEncoderLayer(4, 2, 4, 0.0, batch_first=True).train(), torch.randn(2, 3, 4)
+    before, said = set(vars(model)), r"^torch.jit.script cannot compile a model while a regularizer is attached to it; "
+    with ADDrop(sites="*", **OFF).attach(model):
+        for part in (model, nn.Sequential(model)):
+            with pytest.raises(RuntimeError, match=said + r"detach\(\) "):
+                torch.jit.script(part)
+    assert set(vars(model)) == before
+    torch.testing.assert_close(torch.jit.script(model)(states), model(states))
+
+
 def test_replicas_in_threads_are_refused_in_training():
     """`nn.DataParallel` over several devices: around the model when it attaches, or later; one device is as none."""
     model, regularizer = TinyClassifier().train(), ADDrop(**OFF)
@@ -218,14 +229,3 @@ def test_masks_are_freed_after_the_update(forwards):
         with pytest.raises(RuntimeError, match=r"^ad_drop freed its masks at the end of the update, and acti"):
             loss.backward()
         update(model, regularizer)
-
-
-def test_an_attached_model_is_not_scripted():
-    model, states = nn.TransformerEncoderLayer(4, 2, 4, 0.0, batch_first=True).train(), torch.randn(2, 3, 4)
-    before, said = set(vars(model)), r"^torch.jit.script cannot compile a model while a regularizer is attached to it; "
-    with ADDrop(sites="*", **OFF).attach(model):
-        for part in (model, nn.Sequential(model)):
-            with pytest.raises(RuntimeError, match=said + r"detach\(\) "):
-                torch.jit.script(part)
-    assert set(vars(model)) == before
-    torch.testing.assert_close(torch.jit.script(model)(states), model(states))
