@@ -125,8 +125,7 @@ def make_speech(folder: Path) -> None:
 def train(row: Row, folder: Path, method: str | None) -> tuple[str, str]:
     """Two updates: `works`, `refused` or `fails`, and the last line of an error; of None, fairseq's own task."""
     place = [folder / row.data] if row.data else []
-    task = row.task if row.task.startswith("attn_reg") else f"mine_{row.task}"  # the package has some of its own
-    words = [*place, "--task", task if method else row.task.removeprefix("attn_reg_"), "--arch", row.arch]
+    words = [*place, "--task", f"mine_{row.task}" if method else row.task, "--arch", row.arch]
     words += [*shlex.split(row.flags), *shlex.split(SHARED), "--save-dir", folder / "checkpoints"]
     if method:
         words += ["--user-dir", folder / "everything", "--attn-reg", method, "--attn-sites", row.sites]

@@ -187,7 +187,7 @@ class Decoder(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.recomputes = shape.recomputes
-        self.embed, self.head = nn.Embedding(shape.vocabulary, shape.width), None
+        self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Layer(shape, i) for i in range(shape.layers))
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 

@@ -198,7 +198,7 @@ def plot_summary(found: Mapping[str, Experiment | Series], path: Path) -> None:
 def drawing(height: float, panels: int, ratios: Sequence[int] | None = None) -> tuple[Any, Any]:
     """A figure and its panels, one below the other, whose text is legible in a column of a telephone's width."""
     matplotlib = load_matplotlib()
-    with matplotlib.rc_context({"font.size": SIZE, "axes.titlesize": SIZE, "figure.titlesize": SIZE}):
+    with matplotlib.rc_context({"font.size": SIZE}):
         figure = matplotlib.figure.Figure(figsize=(WIDTH, height), layout="constrained")
         return figure, figure.subplots(panels, 1, squeeze=False, height_ratios=ratios)[:, 0]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from evidence_captions import caption, settings_of
 from evidence_results import GLUE, PAGE, RESULTS, TEST_SETS, Experiment, Row, Series
 
-from attn_reg_plugin.experiments.report.differences import Difference, interval
+from attn_reg_plugin.experiments.report.differences import Difference, interval, over_seeds
 from attn_reg_plugin.files import read_json
 
 #: an experiment, its part and a method
@@ -96,7 +96,7 @@ SUMMARY: dict[str, Sequence[Place]] = {
         ("glue_regime", task, "ad_drop") for task in [*GLUE.values(), "RTE, MPNet-base"]
     ],
     "AttendOut, in its paper's regime?": [("attend_out_regime", "", "attend_out")],
-    "With wrong labels?": [("label_noise", "0.25", "ad_drop")],
+    "With wrong labels?": [("label_noise", "0.25", "ad_drop"), ("label_noise_cola", "0.1", "ad_drop")],
     "With a word that gives the label away?": [("shortcuts", "", "ad_drop")],
     "If whole tokens are hidden?": [
         ("tokens", "0.95", "ad_drop_tokens"),
@@ -306,14 +306,6 @@ def compared(found: Found, contrast: Contrast) -> Difference:
     return Difference(student.mean, low, high, student.seeds, "seeds and examples")
 
 
-def over_seeds(values: Sequence[float]) -> Difference:
-    """Take the mean of differences with Student's interval."""
-    from scipy.stats import sem, t
-
-    mean, half = statistics.fmean(values), float(t.ppf(0.975, len(values) - 1) * sem(values))
-    return Difference(mean, mean - half, mean + half, len(values), "seeds")
-
-
 def pooled_cells(found: Found) -> list[str]:
     """Cells of AD-DROP minus random candidates over all pairs of `POOLED`."""
     mean = over_seeds([value for contrast in POOLED for value in paired(found, contrast)])
@@ -374,13 +366,9 @@ def chosen_epochs(found: Found) -> str:
 
 def expected_best(deviation: float, settings: int = SETTINGS) -> float:
     """How far the best of so many independent normal draws is above their mean, in expectation."""
-    from scipy.integrate import quad
-    from scipy.stats import norm
+    from scipy.stats import Normal, order_statistic
 
-    def density(x: float) -> float:
-        return settings * float(norm.pdf(x)) * float(norm.cdf(x)) ** (settings - 1)
-
-    return deviation * quad(lambda x: x * density(x), -10, 10)[0]
+    return deviation * float(order_statistic(Normal(), r=settings, n=settings).mean())
 
 
 def best_of_many(found: Found) -> str:
@@ -442,15 +430,6 @@ def card(found: Found) -> str:
 
 def tables(found: Found) -> dict[str, str]:
     """Make every table of this file, by name."""
-    made: dict[str, Callable[[Found], str]] = {"summary": summary, "contrasts": contrasts}
-    made |= {
-        "chosen_epochs": chosen_epochs,
-        "best_of_many": best_of_many,
-        "halves": halves,
-        "draws": drawn,
-        "card": card,
-        "searched": searched,
-    }
-    return {name: make(found) for name, make in made.items()} | {
-        name: selected(found, places) for name, places in SELECTED.items()
-    }
+    makers = (summary, contrasts, chosen_epochs, best_of_many, halves, card, searched)
+    made = {make.__name__: make(found) for make in makers} | {"draws": drawn(found)}
+    return made | {name: selected(found, places) for name, places in SELECTED.items()}

@@ -2,7 +2,8 @@
 
     python scripts/evidence_data.py DATA OUT
 
-DATA holds GLUE's folders CoLA, MRPC, STS-B, QNLI and MNLI. In OUT each has fewer training examples, drawn at random.
+DATA holds GLUE's folders CoLA, MRPC, STS-B, QNLI, MNLI, SST-2 and QQP; what follows is made in this order, until a file
+is missing. In OUT each of the first five has fewer training examples, drawn at random.
 Where the development set is small, examples that are left of the training set join it: that is what is reported.
 OUT/stsb-3238 has the same of STS-B, and all others to train on.
 Of MNLI, `dev_mismatched.tsv` are the examples of `dev_matched.tsv` that `dev_matched_hardness.csv` calls hard, and
@@ -14,7 +15,7 @@ For whole tokens OUT/tokens has files of one's own, with the columns `text`, of 
 plants that `finetune --shortcut` does not make (a word in the middle of four fifths of the sentences, two words at
 their beginning, or a trigger and a wrong label in 8, 5 or 2 % of the sentences, negative all of them); QNLI and MNLI
 with a word at the beginning of four fifths of the questions or hypotheses; QQP to report on PAWS-X, SST-2 to report on
-IMDB, IMDB to report on SST-2.
+IMDB, IMDB to report on SST-2 (DATA/../paws-x and DATA/../imdb).
 
 OUT/en-fr has pairs of TICO-19 (DATA/../en-fr) to adapt a published translation model to: 1,000 for training, 300 for
 validation and 500 as a test set, and as a second one the news discussions of 2015. Lines whose two sides do not belong
@@ -206,12 +207,12 @@ def main(data: Path, out: Path) -> None:
     for task, (folder, header, training, more) in PARTS.items():
         larger = out / LARGER[task] if task in LARGER else None
         divide(data / folder, out / task, header, training, more, larger)
+    divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
     plant(data / "SST-2", out / "tokens")
     plant_pairs(data / "QNLI" / "train.tsv.gz", data / "QNLI" / "dev.tsv", out / "tokens" / "qnli", at=0)
     plant_pairs(data / "MNLI" / "train.tsv", data / "MNLI" / "dev_matched.tsv", out / "tokens" / "mnli", at=1)
     change_domain(data, out / "tokens")
     divide_translations(data.parent / "en-fr", out / "en-fr")
-    divide_mnli(data / "MNLI", out / "mnli", out / "hans" / "heuristics_evaluation_set.txt")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,24 +69,18 @@ def launches(data: Path, folder: Path) -> list[Launch]:
 
     train, run, trainer = BIN / "fairseq-train", BIN / "torchrun", folder / "trainer.py"
     trainer.write_text(TRAINER, encoding="utf-8")
-    port: Callable[[], int] = free_port
-    nodes = f"--nnodes 2 --nproc_per_node 1 --master_addr 127.0.0.1 --master_port {port()}"
-    meeting = f"--nnodes 2 --nproc_per_node 1 --rdzv_id 7 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{port()}"
+    nodes = f"--nnodes 2 --nproc_per_node 1 --master_addr 127.0.0.1 --master_port {free_port()}"
+    meeting = f"--nnodes 2 --nproc_per_node 1 --rdzv_id 7 --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{free_port()}"
     job = {"SLURM_JOB_NODELIST": "here", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LOCALID": "0"}
     tasks = [{**job, "SLURM_PROCID": str(rank), "SLURM_NODEID": "0"} for rank in (0, 1)]
-    address = f"--distributed-init-method tcp://127.0.0.1:{port()} --distributed-no-spawn --device-id 0"
-    updates = "training on 2 devices, 4 updates"
+    address = f"--distributed-init-method tcp://127.0.0.1:{free_port()} --distributed-no-spawn --device-id 0"
+    updates, node = "training on 2 devices, 4 updates", f"{run} --nproc_per_node 2 --master_port"
     return [
-        Launch("fairseq-torchrun", [f"{run} --nproc_per_node 2 --master_port {port()} {train} {fairseq('torchrun')}"]),
+        Launch("fairseq-torchrun", [f"{node} {free_port()} {train} {fairseq('torchrun')}"]),
         Launch("fairseq-torchrun-nodes", [f"{run} {nodes} --node_rank {n} {train} {fairseq('nodes')}" for n in (0, 1)]),
-        Launch("fairseq-slurm", [f"{train} {fairseq('slurm')} --distributed-port {port()}"] * 2, tasks),
+        Launch("fairseq-slurm", [f"{train} {fairseq('slurm')} --distributed-port {free_port()}"] * 2, tasks),
         Launch("fairseq-flags", [f"{train} {fairseq('flags')} {address} --distributed-rank {n}" for n in (0, 1)]),
-        Launch(
-            "trainer-torchrun",
-            [f"{run} --nproc_per_node 2 --master_port {port()} {trainer} {folder / 't'}"],
-            [],
-            updates,
-        ),
+        Launch("trainer-torchrun", [f"{node} {free_port()} {trainer} {folder / 't'}"], [], updates),
         Launch("trainer-torchrun-nodes", [f"{run} {meeting} {trainer} {folder / 'm'}"] * 2, [], updates),
     ]
 
@@ -106,7 +99,9 @@ def tried(launch: Launch, folder: Path) -> str:
         codes = [process.wait(300) for process in processes]
     except subprocess.TimeoutExpired:
         for process in processes:
-            process.kill()
+            process.terminate()  # torchrun ends its workers then, which a kill would leave behind
+        for process in processes:
+            process.wait()
         return f"did not end, see {logs[0]}"
     text = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
     if any(codes) or launch.done not in text or "training on 2 devices" not in text or "regularized" not in text:
@@ -126,21 +121,8 @@ def main() -> int:
     (folder / "scontrol").chmod(0o755)
     data = folder / "data"
     if not data.exists():
-        prepare = [
-            BIN / "attn-reg",
-            "prepare",
-            "phrasebook",
-            "--pair",
-            "en-ro",
-            "--train",
-            "300",
-            "--valid",
-            "20",
-            "--test",
-            "20",
-        ]
-        prepare += ["--vocab-size", "200", "--out", data]
-        subprocess.run([str(word) for word in prepare], check=True, stdout=subprocess.DEVNULL)
+        words = "prepare phrasebook --pair en-ro --train 300 --valid 20 --test 20 --vocab-size 200 --out"
+        subprocess.run([BIN / "attn-reg", *words.split(), data], check=True, stdout=subprocess.DEVNULL)
     failed = False
     for launch in launches(data / "bin", folder):
         if arguments.only in launch.name:

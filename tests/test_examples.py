@@ -171,9 +171,8 @@ def test_robustness_is_measured_by_heuristic_and_label(
     monkeypatch.setattr(sys, "argv", ["x", str(model.parent), "--hans", str(hans), "--out", str(tmp_path / "out")])
     robustness.main()
     found = pd.read_csv(tmp_path / "out" / "robustness.csv").set_index(["method", "seed", "group"])["accuracy"]
-    assert found["plain", 1].to_dict() == {
-        **{"a, entailment": 100, "a, non-entailment": 100, "b, non-entailment": 100, "b, entailment": 0, "all": 75}
-    }
+    right = {"a, entailment": 100, "a, non-entailment": 100, "b, non-entailment": 100, "b, entailment": 0, "all": 75}
+    assert found["plain", 1].to_dict() == right
     assert found["own", 1, "all"] == 50 and "own-seed1: 50.00 (one label for every example)" in capsys.readouterr().out
     table = " ".join((tmp_path / "out" / "robustness.md").read_text(encoding="utf-8").split())
     assert "| plain | a, non-entailment | 50 | 70.71 | 2 |" in table
@@ -182,6 +181,10 @@ def test_robustness_is_measured_by_heuristic_and_label(
     monkeypatch.setattr(sys, "argv", ["x", str(model.parent), "--pairs", str(hans)])
     with pytest.raises(SystemExit, match="own-seed1 says entailment, but the labels of the pairs are 0"):
         robustness.main()
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--pairs", str(hans)])
+    with pytest.raises(SystemExit):
+        robustness.main()
+    assert f"{tmp_path} has no runs" in capsys.readouterr().err
 
 
 TEXTS = ["w1 w2 w3 w4", "w5 w6 w7", "w8 w9", "w1"]

@@ -86,6 +86,7 @@ EPOCHS = [
     for e in (1, 2, 3)
 ]
 BROKEN = line("train_inner", {"num_updates": "30", "drop_encoder.self[0]": "nan"})
+REPEATED = [inner(10, 10, HALF), inner(20, 10, HALF), BROKEN, inner(20, 10, QUARTER), '{"drop_enc']
 GAP = line("train_inner", {"num_updates": "20", "drop_encoder.self[0]": None, "drop_encoder.self[1]": "0.5"})
 
 
@@ -93,12 +94,7 @@ GAP = line("train_inner", {"num_updates": "20", "drop_encoder.self[0]": None, "d
     ("lines", "starts", "ends", "drops"),
     [
         (EPOCHS, [0, 100, 200], [100, 200, 300], [0.5, 0.4, 0.3]),
-        (
-            [inner(10, 10, HALF), inner(20, 10, HALF), BROKEN, inner(20, 10, QUARTER), '{"drop_enc'],
-            [0, 10],
-            [10, 20],
-            [0.5, 0.25],
-        ),
+        (REPEATED, [0, 10], [10, 20], [0.5, 0.25]),
         ([inner(10, 10, HALF), GAP, inner(30, 10, HALF)], [0, 20], [10, 30], [0.5, 0.5]),
         ([inner(510, 10, HALF), inner(520, 10, HALF)], [500, 510], [510, 520], [0.5, 0.5]),
     ],
@@ -112,11 +108,12 @@ def test_stretches_of_logs(
     assert rates.starts.tolist() == starts and rates.ends.tolist() == ends and rates.drops == pytest.approx(drops)
 
 
-def test_of_trainer_the_history_is_read(tmp_path: Path) -> None:
-    history = [{"step": step, "drop_encoder.self[0]": 0.3} for step in (50, 100)]
+def test_of_trainer_the_history_is_read_also_of_a_tower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = [{"step": step, **{f"drop_encoder.self[{n}]@text": 0.3 for n in (0, 1)}} for step in (50, 100)]
     (state := tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}), encoding="utf-8")
     run(state, "--out", tmp_path / "schedule.txt")
     assert Schedule.read(str(tmp_path / "schedule.txt")).entries[0][1] == Curve(((0, 0.3), (99, 0.3)))
+    assert "--attn-sites 'encoder.self[0,1]@text'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def read(arguments: Arguments) -> DatasetDict:
     else:
         files = {"train": arguments.train, "validation": arguments.valid}
         form = {"delimiter": "\t", "quoting": 3} if arguments.train.endswith(".tsv") else {}
-        data = load_dataset("csv", data_files=files, **form)
+        data = load_dataset("csv", data_files=files, keep_default_na=False, **form)
     data, label = DatasetDict({split: data[split] for split in ("train", "validation")}), arguments.label
     if not isinstance(data["train"].features[label], ClassLabel):  # a hub dataset has numbered them
         data = data.cast_column(label, Value("string"))

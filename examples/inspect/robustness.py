@@ -93,6 +93,8 @@ def main() -> None:
     arguments = parser.parse_args()
     examples = read_hans(arguments.hans) if arguments.hans else read_pairs(arguments.pairs)
     folders = sorted(path for path in arguments.models.glob("*-seed*") if path.is_dir())
+    if not folders:
+        parser.error(f"{arguments.models} has no runs, METHOD-seedN")
     found = accuracies(folders, examples, bool(arguments.hans))
     table = found.groupby(["method", "group"])["accuracy"].agg(["mean", "std", "count"]).round(2).reset_index()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -148,13 +148,13 @@ def main(words: Sequence[str] | None = None) -> None:
     given.out.write_text(f"# Drop probability over updates, fitted to {given.log}.\n{schedule}", "utf-8")
     if given.plot:
         plot(rates, {site: curve for site, (curve, _) in fits.items()}, given.plot)
-    layers: dict[str, list[str]] = {}
+    layers: dict[tuple[str, str], list[str]] = {}
     for site, (curve, error) in fits.items():
         points = ", ".join(f"{drop:g} at {update:g}" for update, drop in curve.points)
         print(f"{site}: drop {points} (rms error {error:.4f}, {len(rates[site].drops)} records)")
-        name, _, layer = site.rstrip("]").partition("[")
-        layers.setdefault(name, []).append(layer)
-    sites = " ".join(f"{name}[{','.join(found)}]" for name, found in layers.items())
+        stack, layer, tower = re.split(r"[][]", site, maxsplit=2)
+        layers.setdefault((stack, tower), []).append(layer)
+    sites = " ".join(f"{stack}[{','.join(found)}]{tower}" for (stack, tower), found in layers.items())
     print(f"train with: --attn-reg scheduled_dropout --scheduled-dropout-schedule {given.out} --attn-sites '{sites}'")
 
 

@@ -9,14 +9,7 @@ from torch import Tensor, nn
 from attn_reg_plugin import ADDrop, find_sites, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
 from tests.attention.tiny_model import opened
-from tests.backends.huggingface_models import (
-    FAMILIES,
-    HEADS,
-    batch,
-    build,
-    objective,
-    token_mask,
-)
+from tests.backends.huggingface_models import FAMILIES, HEADS, batch, build, objective, token_mask
 from tests.backends.materialized import Materialized
 
 TOKEN_LEVEL = [name for name, family in FAMILIES.items() if "Sequence" not in family.model]

@@ -236,7 +236,8 @@ def test_what_only_a_try_shows_leaves_nothing_behind(rte: Path, capsys: pytest.C
 
 def test_epochs_that_were_drawn_are_one_column_of_the_table(tmp_path: Path) -> None:
     trial = {"arm": "ad_drop", "trial": 0, "seed": 1, "values": {"epochs": 7}, "value": 60.0, "epochs": 5}
-    for folder, about in (("trial-000-seed1", trial), ("plain-seed1", {**trial, "arm": "plain"})):
+    others = {"plain-seed1": {**trial, "arm": "plain"}, "trial-001-seed1": {**trial, "trial": 1}}  # of a longer sweep
+    for folder, about in {"trial-000-seed1": trial, **others}.items():
         (tmp_path / folder).mkdir()
         (tmp_path / folder / TRIAL).write_text(json.dumps(about))
     frame = frame_of(tmp_path, Arm("ad_drop", {"epochs": IntDistribution(3, 9)}, [(1, {})]), True)

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,21 @@ def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_th
         assert found[-1][0] == drawn[0] and 1e-5 <= drawn[0]["lr"] <= 1e-2 and drawn[0]["n"] in range(1, 10)
         assert [one["seed"] for one in tried] == [5, 6] * 6
     assert found[0][0] == found[1][0] and len({one["p"] for one in found[1]}) == 12
+
+
+def test_what_is_killed_has_not_failed(tmp_path: Path) -> None:
+    """One failure ends no sweep, whatever was killed before."""
+
+    def train(arm: Arm, number: int, values: Any) -> Iterator[float]:
+        time.sleep(0.1 * (number > 0))  # none is complete when the first fails
+        if killed or number == 0:
+            raise KeyboardInterrupt if killed else ValueError
+        yield 1.0
+
+    for killed in (True, True, False):
+        with pytest.raises(KeyboardInterrupt) if killed else nullcontext():
+            fill(tmp_path, train, METHOD)
+    assert [one["state"] for one in trials_in(tmp_path, METHOD)] == ["fail", *["complete"] * 11]
 
 
 def test_hopeless_trials_are_pruned(tmp_path: Path) -> None:

@@ -6,13 +6,7 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
-from attn_reg_plugin.labelled import (
-    TaggedSentence,
-    TextExample,
-    find_task,
-    own_task,
-    read_split,
-)
+from attn_reg_plugin.labelled import TaggedSentence, TextExample, find_task, own_task, read_split
 
 
 @pytest.fixture

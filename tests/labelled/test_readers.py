@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.labelled import (
-    ChoiceExample,
-    TaggedSentence,
-    TextExample,
-    find_task,
-    read_split,
-)
+from attn_reg_plugin.labelled import ChoiceExample, TaggedSentence, TextExample, find_task, read_split
 from attn_reg_plugin.labelled.rows import read_records
 from tests.labelled.files import SWAG_HEADER, write
 

@@ -82,30 +82,29 @@ def _of_method(pairs: Sequence[tuple[RunResult, RunResult]]) -> dict[str, dict[s
     Args:
         pairs: for each seed the run of the method and that of the baseline; only scores that all of them have count.
     """
-    from scipy.stats import sem, t
-
     runs = [run for pair in pairs for run in pair]
     several, found = len(pairs) > 1, {}
     for key in runs[0].scores:
         if not all(key in run.scores for run in runs):
             continue
         values = [one.scores[key] - other.scores[key] for one, other in pairs]
-        mean, ends, drawn = statistics.fmean(values), None, ["seeds"] * several
+        mean, (subset, metric) = statistics.fmean(values), key
         counts = {run.examples[key].count if key in run.examples else 0 for run in runs}
         if len(counts) == 1 and max(counts) > 1:
-            ends, drawn = (
-                interval([(one.examples[key], other.examples[key]) for one, other in pairs]),
-                [*drawn, "examples"],
-            )
-        elif several:
-            half = float(t.ppf(0.975, len(values) - 1) * sem(values))
-            ends = mean - half, mean + half
-        low, high = ends or (None, None)
-        subset, metric = key
-        found.setdefault(subset, {})[metric] = Difference(
-            mean, low, high, len(values), " and ".join(drawn) or "nothing"
-        )
+            ends = interval([(one.examples[key], other.examples[key]) for one, other in pairs])
+            difference = Difference(mean, *ends, len(values), "seeds and examples" if several else "examples")
+        else:
+            difference = over_seeds(values) if several else Difference(mean, None, None, 1, "nothing")
+        found.setdefault(subset, {})[metric] = difference
     return found
+
+
+def over_seeds(values: Sequence[float]) -> Difference:
+    """Take the mean of differences, with Student's interval."""
+    from scipy.stats import sem, t
+
+    mean, half = statistics.fmean(values), float(t.ppf(0.975, len(values) - 1) * sem(values))
+    return Difference(mean, mean - half, mean + half, len(values), "seeds")
 
 
 def widening(seeds: int) -> float:

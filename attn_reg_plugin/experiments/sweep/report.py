@@ -22,8 +22,9 @@ HEADER = ["", "trials", "best", "which", "mean ± std of all", "pruned", "failed
 
 
 def frame_of(out: Path, arm: Arm, maximize: bool) -> pd.DataFrame:
-    """The trials of an arm in a folder, a row per trial, the best first."""
+    """The trials of an arm in a folder, a row per trial, the best first; those of a longer sweep are left out."""
     trials = [one for path in out.glob(f"*/{TRIAL}") if (one := read_json(path))["arm"] == arm.name]
+    trials = [one for one in trials if one["trial"] < len(arm.trials)]
     columns = dict.fromkeys(["arm", "trial", "value", *arm.space, "seed", "folder", "error", "state", "epochs"])
     frame = pd.DataFrame([{**one, **one["values"]} for one in trials]).reindex(columns=list(columns))
     return frame.astype({"value": float}).sort_values(["value", "trial"], ascending=[not maximize, True])

@@ -84,9 +84,11 @@ class TrialRun(Run):
                 self.end(trial, PRUNED)
             except ValueError as error:
                 if stop is None or not stop.is_set():
+                    trial.set_user_attr("error", str(error))
                     self.end(trial, FAIL, error=str(error))
-                states = [one.state for one in self.study.get_trials(deepcopy=False)]
-                if states.count(FAIL) >= HOPELESS and COMPLETE not in states:
+                tried = self.study.get_trials(deepcopy=False)
+                failed = sum("error" in one.user_attrs for one in tried)  # what was lost to a kill is no failure
+                if failed >= HOPELESS and all(one.state != COMPLETE for one in tried):
                     raise ValueError(str(error)) from None
                 raise RunError(str(error), getattr(error, "tail", "")) from None
 
