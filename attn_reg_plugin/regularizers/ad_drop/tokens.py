@@ -8,6 +8,7 @@ key of attention only, and keeps its own residual stream.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,9 @@ def hidden_tokens(
 def hide_tokens(method: ADDrop, forward: Forward) -> None:
     """Attribute F to the tokens of each sequence, and hide the chosen ones from all attentions over it."""
     inputs, sequences = forward.inputs, dict[tuple[str, str], list[AttentionSite]]()
+    if not inputs.get("special_ids"):
+        unknown = "ad_drop does not know the ids of special tokens, and spares the first and the last token only"
+        warnings.warn(f"{unknown}: give Trainer processing_class=tokenizer, or supply(special_ids=...)", stacklevel=2)
     for site in method.attached_sites:
         sequences.setdefault(sequence_of(site), []).append(site)
     if method.attribution == "random":
