@@ -106,7 +106,7 @@ def is_damaged(path: Path) -> bool:
     try:
         state = load_weights(path)
         return not (isinstance(state, dict) and {"model", "optimizer_history"} & state.keys())
-    except (ForeignTypes, OSError):
+    except ForeignTypes:
         return False
     except ValueError as error:
         reason = error.__context__

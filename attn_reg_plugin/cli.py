@@ -93,16 +93,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # one of fairseq's models asks for everybody's debug messages at its import, unless logging is set up
         logging.root.addHandler(logging.lastResort)
     names = [name for commands in COMMANDS.values() for name in commands]
-    if not argv or argv[0] in ("-h", "--help"):
-        print(overview())
-        return 0 if argv else 2
     if " ".join(argv[:2]) in names:
         argv[:2] = [" ".join(argv[:2])]
-    if argv[0] not in names:
+    asks = not argv or argv[0] in ("-h", "--help")
+    if not asks and argv[0] not in names:
         print(f"attn-reg: unknown command {argv[0]!r}{_nearest(argv[0], names)}\n\n{overview()}", file=sys.stderr)
         return 2
-    command, arguments = argv[0], None
+    command, arguments = "" if asks else argv[0], None
     try:
+        if asks:
+            print(overview(), flush=True)
+            return 0 if argv else 2
         arguments = _parsed(command, argv[1:])
         if command == "user-dir":
             print(user_dir())

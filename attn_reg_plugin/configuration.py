@@ -157,7 +157,9 @@ def read(
     for name in [name for name, entry in fields.items() if rest and entry.metadata["rest"]]:
         given = {**given, name: f"{given.get(name, part.get(name) or '')} {shlex.join(rest)}".strip()}
     for name, value in given.items():
-        there = part.get(name)
+        there = None
+        with contextlib.suppress(OmegaConfBaseException):  # what it refers to may be missing where a flag is given
+            there = part.get(name)
         if isinstance(there, DictConfig):  # names with commas pick the entries of a file's mapping
             value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
         part[name] = value
@@ -190,6 +192,9 @@ def _converted(shape: DictConfig, entry: dataclasses.Field, value: Any, where: s
     if origin is tuple and not isinstance(value, list):
         words = [value] if entry.metadata["repeated"] else [word.strip() for word in str(value).split(",")]
         found = [] if value in (None, "") else words
+    several = value if isinstance(value, list) else [value]
+    if str in (kind, *arguments) and any(isinstance(one, bool) for one in several):
+        raise ValueError(f"{where} is {value!r}, but must be text; put yes, no, on and off in quotes")
     try:
         found = OmegaConf.to_container(OmegaConf.merge(shape, {entry.name: found}))[entry.name]
         if origin is tuple and any(isinstance(one, list | dict) for one in found):

@@ -30,23 +30,24 @@ def write_dictionary(symbols: Iterable[str], path: Path) -> None:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """The symbols of a fairseq dictionary file, without the special ones.
+    """The symbols of a fairseq dictionary file, without the special ones; what overwrites another is one more.
 
     Raises:
         ValueError: a line is not `<symbol> <count>` or holds a symbol a second time (file and line), or the file is not
             UTF-8.
         OSError: there is no such file, or it cannot be read.
     """
-    symbols: dict[str, None] = {}
+    symbols, known = list[str](), set(SPECIAL)
     for number, line in enumerate(raw_lines(path), start=1):
         bare = line.rstrip().removesuffix(_OVERWRITE)
         symbol, _, count = bare.rpartition(" ")
         if not symbol or not count.isdecimal():
             raise ValueError(f"{path}, line {number}: {line!r} is not '<symbol> <count>'")
-        if (symbol in symbols or symbol in SPECIAL) and bare == line.rstrip():
+        if symbol in known and bare == line.rstrip():
             raise ValueError(f"{path}, line {number}: {symbol!r} a second time, or one of fairseq's own")
-        symbols[symbol] = None
-    return list(symbols)
+        symbols.append(symbol)
+        known.add(symbol)
+    return symbols
 
 
 def read_index(path: Path) -> tuple[str, np.ndarray] | None:
@@ -68,8 +69,8 @@ def read_index(path: Path) -> tuple[str, np.ndarray] | None:
     return kind, np.frombuffer(content, np.int32, count, head)
 
 
-def check_binaries(folder: Path, split: str) -> None:
-    """Refuse a split of fairseq's data that is damaged or has more symbols than its dictionaries.
+def check_binaries(folder: Path, split: str, first: Path) -> None:
+    """Refuse a split of fairseq's data that is damaged or has more symbols than its dictionaries, in the first folder.
 
     Other formats than mmap are left to fairseq.
 
@@ -88,7 +89,7 @@ def check_binaries(folder: Path, split: str) -> None:
         wanted, found = length * np.dtype(kind).itemsize, binary.stat().st_size
         if found != wanted:
             raise ValueError(f"{binary} is damaged: it has {found} bytes, but {path.name} asks for {wanted}")
-        dictionary = folder / f"dict.{path.name.split('.')[-2]}.txt"
+        dictionary = first / f"dict.{path.name.split('.')[-2]}.txt"
         known = len(SPECIAL) + len(read_dictionary(dictionary))
         largest = int(np.memmap(binary, kind, "r").max()) if length else 0
         if largest >= known:

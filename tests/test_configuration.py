@@ -99,6 +99,8 @@ def test_a_file_without_sections(tmp_path: Path) -> None:
         (["x"], "layers: 1:30", "in line 1 1:30 is a number in base 60; put it in quotes"),
         (["x"], "many: &a [*a]", "{} cannot be read as YAML: in line 1 *a is an alias; refer to a value by ${{name}}"),
         (["x"], "names: [[1]]", "{}: names is [[1]], but must be text, or several with commas"),
+        (["x"], "names: [a, yes]", "{}: names is ['a', True], but must be text; put yes, no, on and off in quotes"),
+        (["x", "--layers", "9" * 400], None, "--layers is a number of more than 308 digits, but must be finite"),
         (["", "--lr", "1"], None, "--data is empty, but must be a path"),
         (["x"], "texts: [z]", "{}: --texts wants no 'z'"),
         (["x", "--texts", "z"], "lr: 1", "--texts wants no 'z'"),
@@ -112,6 +114,7 @@ def test_what_is_refused_is_named(words: list[str], config: str | None, said: st
 
 
 def test_a_file_may_be_the_first_argument(tmp_path: Path) -> None:
+    assert parse("x", "--lr", "2", config="lr: ${oc.env:NOT_SET}", folder=tmp_path).lr == 2
     (tmp_path / "c.yml").write_text(FILE, encoding="utf-8")
     assert parse(str(tmp_path / "c.yml")).data == Path("o/d")
     moved = parse(str(tmp_path / "c.yml"), "x", "--lr", "0.25")

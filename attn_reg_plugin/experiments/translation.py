@@ -103,7 +103,7 @@ class TranslationComparison(Comparison):
         data = DataFolder.open(self.data)
         self.check_part(data.pairs())
         for subset in data.subsets:
-            check_binaries(data.bin, subset)
+            check_binaries(data.bin, subset, data.bin)
         if bleu_of(data.target).tokenizer.signature() != "13a" and self.metric == "bleu":
             raise ValueError(f"--metric bleu: fairseq's own BLEU has no words of {data.target}; choose by the loss")
         if self.opus_mt is None and self._joining() is None and (path := data.other_pieces()):

@@ -17,7 +17,6 @@ from attn_reg_plugin.labelled.task_table import (
     REGRESSION,
     TAGGING,
     TASKS,
-    Hub,
     LabelledTask,
     find_task,
     own_task,

@@ -209,9 +209,9 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
         names = task.labels or ()  # numbers are in the official order, unless the data set's names are the task's
     for number, row in enumerate(data, start=1):
         where, given, texts = f"{place}, row {number}", row.get(label), tuple(row[name] for name in columns)
-        texts = tuple(texts[0]) if task.kind == TAGGING else texts
-        labels = None
-        if given not in (None, "") and (given != NO_LABEL or (task.kind == REGRESSION and needed)):
+        texts = tuple(texts[0] or ()) if task.kind == TAGGING else texts
+        labels, is_label = None, (task.kind == REGRESSION and needed) or str(NO_LABEL) in (task.labels or ())
+        if given not in (None, "") and (given != NO_LABEL or is_label):
             given = given if task.kind == TAGGING else [given]
             labels = tuple(_as_written(one, task, names, where) for one in given)
         elif needed:
@@ -225,6 +225,11 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
 def _as_written(label: Any, task: LabelledTask, names: Sequence[str], place: str) -> str:
     """Give a label of the hub as a file has it."""
     if task.kind == REGRESSION or isinstance(label, str):
+        return str(label)
+    label = int(label) if isinstance(label, float) and label.is_integer() else label  # beside a missing one
+    if not isinstance(label, int):
+        raise ValueError(f"{place}: the label is {label!r}, but must be a class")
+    if names is task.labels and str(label) in (*names, *task.aliases):
         return str(label)
     if not 0 <= label < len(names):
         raise ValueError(f"{place}: the label is {label}, but task {task.name} has {len(names)} labels")

@@ -81,7 +81,7 @@ class Sampling:
     def parted(self, drawn: Sequence[Example]) -> tuple[list[Example], list[Example]]:
         """Part what `of` gave into examples that are trained on and held out (at least one), each in their order.
 
-        So many of each class are parted class by class.
+        So many of each class are parted class by class, and one of each is trained on.
 
         Raises:
             ValueError: nothing would be left to train on.
@@ -93,8 +93,9 @@ class Sampling:
             groups.setdefault(example.label if self.per_class else None, []).append(index)
         draw, chosen = random.Random(f"held out {self.seed}"), set()
         for group in groups.values():
-            chosen |= set(draw.sample(group, max(1, round(self.held_out * len(group)))))
-        if len(chosen) >= len(drawn):
+            count = min(max(1, round(self.held_out * len(group))), len(group) - 1)
+            chosen |= set(draw.sample(group, max(count, 0)))
+        if not chosen:
             raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
         trained = [example for index, example in enumerate(drawn) if index not in chosen]
         return trained, [drawn[index] for index in sorted(chosen)]

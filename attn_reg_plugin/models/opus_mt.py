@@ -54,7 +54,7 @@ class MarianPositions(nn.Module):
         init_size: positions whose sinusoids are computed beforehand.
     """
 
-    def __init__(self, dim: int, padding_idx: int, init_size: int = 1024) -> None:
+    def __init__(self, dim: int, padding_idx: int, init_size: int) -> None:
         super().__init__()
         if dim % 2:
             raise ValueError(f"the width of an opus_mt model is {dim}, but must be even")

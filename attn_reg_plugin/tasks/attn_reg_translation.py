@@ -55,8 +55,9 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
 
     def load_dataset(self, split: str, epoch: int = 1, *args: Any, **kwargs: Any) -> None:
         """Load fairseq's split, unless it is damaged; of the training set the part that the flags name."""
-        folders = str(self.cfg.data).split(":")
-        check_binaries(Path(folders[(epoch - 1) % len(folders) if split == self.cfg.train_subset else 0]), split)
+        folders = [Path(folder) for folder in str(self.cfg.data).split(":")]
+        at = (epoch - 1) % len(folders) if split == self.cfg.train_subset else 0
+        check_binaries(folders[at], split, folders[0])
         super().load_dataset(split, epoch, *args, **kwargs)
         if split == self.cfg.train_subset:
             keep_part(self.datasets[split], self.sampling)

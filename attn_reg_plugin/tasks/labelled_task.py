@@ -20,6 +20,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
 from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.files import write_text
 from attn_reg_plugin.labelled import (
     CLASSIFICATION,
     MULTIPLE_CHOICE,
@@ -167,8 +168,8 @@ class LabelledTextTask(FairseqTask):
             if folder is not None:
                 done_by_first_rank(partial(self._check_labels, folder))  # which later writes there
             if folder is not None and rank() == 0:
-                model.model.config.save_pretrained(folder)
                 self.tokenizer.save_pretrained(folder)
+                write_text(folder / "config.json", model.model.config.to_json_string())  # whole, whenever it is killed
         return model
 
     def _check_labels(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -108,6 +109,9 @@ def test_every_seed_trains_on_pairs_of_its_own(corpus: Path) -> None:
     assert found[0] == found[1] == found[2] == found[3] != found[4] == found[5] == found[6] == found[7]
     (fixed,), (other,) = (planned(corpus, "--seeds", seed, "--train-examples", "9") for seed in "12")
     assert fixed.flags == other.flags, "so many are the same for every seed"
+    shutil.copytree(corpus / "bin", corpus / "second", ignore=shutil.ignore_patterns("dict.*"))
+    task.cfg.data = f"{corpus / 'bin'}:{corpus / 'second'}"
+    task.load_dataset("train", epoch=2)  # the dictionaries are in the first folder only
 
 
 def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:

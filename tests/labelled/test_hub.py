@@ -48,6 +48,10 @@ def test_a_regression_and_a_test_set_without_labels(hub: list[Any]) -> None:
     assert read(hub, "cola", classes, "test") == [TextExample(1, "a")]
     with pytest.raises(ValueError, match=r"nyu-mll/glue cola train, row 1: there is no label"):
         read(hub, "cola", classes)
+    own = own_task("classification", "sentence", labels="2,-1,1", file_format="tsv")
+    for given in ([-1, 1, 2], [-1.0, 1.0, 2.0]):  # numbers that are labels are no places among them
+        found = read(hub, own, {"sentence": ["a"] * 3, "label": given}, source="hub:some/data")
+        assert [one.label for one in found] == [1, 2, 0]
 
 
 def test_tags_are_matched_by_name_where_the_data_set_names_them(hub: list[Any]) -> None:
@@ -86,7 +90,10 @@ def test_imdb_is_validated_on_its_test_set(hub: list[Any], caplog: pytest.LogCap
         ("rte", {"sentence1": ["a"], "sentence2": ["b"], "label": [2]}, "row 1: the label is 2, but task rte has 2"),
         ("rte", {"sentence1": ["a"], "sentence2": ["b"]}, "rte train has no column 'label'"),
         ("rte", {"sentence1": ["a"], "sentence2": ["b"], "label": ["yes"]}, "row 1: the label is 'yes', but must be"),
+        ("rte", {"sentence1": ["a"], "sentence2": ["b"], "label": [0.5]}, "row 1: the label is 0.5, but must be a"),
+        ("rte", {"sentence1": ["a"], "sentence2": ["b"], "label": [[1]]}, r"row 1: the label is \[1\], but must be a"),
         ("wnut17", {"tokens": [["a", "b"]], "ner_tags": [[0]]}, "leondz/wnut_17 train, row 1: 2 words, but 1 labels"),
+        ("wnut17", {"tokens": [None], "ner_tags": [[0]]}, "row 1: 0 words, but 1 labels"),
     ],
 )
 def test_broken_rows(task: str, columns: dict[str, list[Any]], message: str, hub: list[Any]) -> None:

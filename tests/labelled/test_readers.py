@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.labelled import ChoiceExample, TaggedSentence, TextExample, find_task, read_split
+from attn_reg_plugin.labelled import ChoiceExample, TaggedSentence, TextExample, find_task, own_task, read_split
+from attn_reg_plugin.labelled.reading import read_file
 from attn_reg_plugin.labelled.rows import read_records
 from tests.labelled.files import SWAG_HEADER, write
 
@@ -121,3 +122,6 @@ def test_broken_rows_of_qqp_are_left_out_of_labelled_files_only(
 def test_a_quoted_field_may_hold_a_line_break_and_lines_count_on(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text,label\n"one\ntwo",1\nx,y\n')
     assert list(read_records(path, "csv")) == [(1, ["text", "label"]), (2, ["one\ntwo", "1"]), (4, ["x", "y"])]
+    task = own_task("classification", "text", labels="1,y", file_format="csv")
+    (blank,) = read_file(task, write(tmp_path / "test.csv", "text,label\nx,\n"), False)
+    assert blank.label is None, "a test set's labels may be blank"

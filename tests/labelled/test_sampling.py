@@ -43,6 +43,8 @@ def test_so_many_of_each_class_are_parted_class_by_class() -> None:
     sampling = Sampling(per_class=40, held_out=0.8)
     parts = sampling.parted(sampling.of(EXAMPLES))
     assert [Counter(example.label for example in part) for part in parts] == [{0: 8, 1: 8}, {0: 32, 1: 32}]
+    trained, held_out = sampling.parted([EXAMPLES[0], EXAMPLES[1], EXAMPLES[-1]])
+    assert {one.label for one in trained} == {0, 1} and len(held_out) == 1, "a rare class is not held out whole"
 
 
 def test_not_everything_can_be_held_out() -> None:

@@ -118,12 +118,12 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
     within = entry.metadata.get("within", getattr(entry.metadata.get("help"), "within", None))
     if choices and value not in choices:
         raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(choices)}")
-    if kind in ("int", "float") and isinstance(value, int) and abs(value) > sys.float_info.max:
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
         raise ValueError(f"{entry.name} is a number of more than 308 digits, but must be finite")
     if within is not None and value not in (allowed := Interval(within)):
         finite = ", and finite" if math.isinf(value) and math.isinf(allowed.bounds[1]) else ""
         raise ValueError(f"{entry.name} is {value}, but must {allowed}{finite}")
-    if kind == "float" and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{entry.name} is {value}, but must be finite")
 
 

@@ -83,7 +83,7 @@ def present_values(meters: MetersDict) -> dict[str, float]:
     return type(values)((name, value) for name, value in values.items() if name not in empty)
 
 
-if not hasattr(numpy, "compat"):
+if not hasattr(numpy, "int"):
     for _module in (data_utils, language_pair_dataset, token_block_dataset, dynamic_crf_layer):
         _module.np = NumpyAsBefore()
 distributed_fairseq_model.DistributedDataParallel = data_parallel
