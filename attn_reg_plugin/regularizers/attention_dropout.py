@@ -36,7 +36,7 @@ class AttentionDropout(Regularizer):
         Preset("scores_dropout_0.2", "scores dropout 0.2", {"sites": "encoder.self", "where": "scores", "p": 0.2}),
     )
 
-    acts: ClassVar[int] = 3
+    draws_last: ClassVar[bool] = True
 
     p: float = option(0.1, "probability of dropping a position, in [0, 1]; below 1 for weights", within="[0, 1]")
     where: str = option(
@@ -56,9 +56,11 @@ class AttentionDropout(Regularizer):
 
     def before_forward(self, forward: Forward) -> None:
         """Tell each site its p, or how its mask is drawn."""
-        scores = {"sampler": self.sampler(partial(kept_at_random, self.p))} if self.where == "scores" else {}
+        asked: dict[str, Any] = {"weights_dropout": self.p}
+        if self.where == "scores":
+            asked = {"sampler": self.sampler(partial(kept_at_random, self.p))}
         for site in self.attached_sites:
-            site.ask(**(scores or {"weights_dropout": self.p}))
+            site.ask(**asked)
 
     def after_forward(self, outputs: Any) -> None:
         """Count p of weights, for each call that came."""

@@ -33,7 +33,7 @@ class AttentionLayerDrop(Regularizer):
         Preset("attention_layer_drop", "attention LayerDrop 0.2", {"sites": "encoder.self", "p": 0.2}),
     )
 
-    acts: ClassVar[int] = 3
+    draws_last: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({"map"})
 
     p: float = option(

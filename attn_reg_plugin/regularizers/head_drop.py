@@ -42,7 +42,7 @@ class HeadDrop(Timed):
         ),
     )
 
-    acts: ClassVar[int] = 3
+    draws_last: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({"factor"})
 
     p: float = option(0.2, "probability of dropping a head, in [0, 1]", within="[0, 1]")

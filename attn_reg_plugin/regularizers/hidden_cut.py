@@ -26,7 +26,7 @@ from attn_reg_plugin.regularizers.base import Preset, option, register
 from attn_reg_plugin.regularizers.base.hooks.attachment import StandIn
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.options import OptionError
-from attn_reg_plugin.regularizers.base.repeated_batch import SeveralPasses
+from attn_reg_plugin.regularizers.base.repeated_batch import PASSES, SeveralPasses
 from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics
 
 #: how a module calls the linear map that an adapter is added to, as PEFT's do
@@ -83,7 +83,7 @@ class HiddenCut(SeveralPasses):
         super().before_forward(forward)
         for site in self.attached_sites:
             seed = int(torch.randint(2**62, ()))
-            site.ask(look=Spans(self.cut, self.top, seed, self.times, self.statistics))
+            site.ask(look=Spans(self.cut, self.top, seed, self.statistics))
 
     def after_forward(self, outputs: Any) -> None:
         """As `SeveralPasses.after_forward`; a RuntimeError if a layer whose spans were drawn has not been cut."""
@@ -138,7 +138,6 @@ class Spans:
     cut: float
     top: float
     seed: int
-    passes: int
     statistics: Statistics
     drawn: dict[int, Tensor] = field(default_factory=dict)
     reached: set[int] = field(default_factory=set)
@@ -158,10 +157,11 @@ class Spans:
         received = (weights.float() * real[:, None, :, None]).sum(2).mean(1)  # not what padding attends to
         generator = generator_of(self.seed, call.index, weights.device)
         spans = drawn_spans(received, real, self.cut, self.top, generator)
-        spans[: rows - rows // self.passes] = False
+        first = rows - rows // PASSES
+        spans[:first] = False
         self.drawn[call.index] = spans
         self.statistics.add("tokens_cut", spans.sum().float())
-        self.statistics.add("tokens", real[rows - rows // self.passes :].sum().float())
+        self.statistics.add("tokens", real[first:].sum().float())
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers.base import Preset, Regularizer, option, register
 from attn_reg_plugin.regularizers.base.hooks.attachment import StandIn, attachments_of
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
-from attn_reg_plugin.regularizers.base.hooks.put_back import same_randomness
+from attn_reg_plugin.regularizers.base.hooks.put_back import same_randomness, unchanged
 
 
 @register("layer_drop")
@@ -42,7 +42,7 @@ class LayerDrop(Regularizer):
         Preset("layer_drop", "LayerDrop 0.2", {"sites": "encoder.self", "p": 0.2}),
     )
 
-    acts: ClassVar[int] = 3
+    draws_last: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({"layer"})
 
     p: float = option(0.2, "probability of leaving a layer out, in [0, 1]", within="[0, 1]")
@@ -89,8 +89,9 @@ class LayerDrop(Regularizer):
 
 @dataclass(eq=False)
 class LayerCall(AttentionCall):
-    """One call of a layer; `uniform` says that it is left out."""
+    """One call of a layer, and whether it is left out."""
 
+    left_out: bool = False
     #: type of its outputs and the number of those beside the states, if it is left out and does not run
     bare: tuple[type, int] | None = None
 
@@ -100,8 +101,8 @@ class Layer(StandIn):
     """A layer of a model that can be left out: its hidden states pass by it unchanged.
 
     Until it is known what a layer gives beside its hidden states, and where that is more than None (T5's
-    first layer gives the position bias of all), it runs and only its hidden states are replaced; random numbers that it
-    draws meanwhile count for nothing. So it does until it is known how often each attention in it runs: the sites are
+    first layer gives the position bias of all), it runs and only its hidden states are replaced; its buffers and random
+    numbers are then as before. So it does until it is known how often each attention in it runs: the sites are
     told how many of their calls do not come.
 
     Attributes:
@@ -150,10 +151,10 @@ class Layer(StandIn):
             return self.inner(*args, **kwargs)
         states = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
         call = self._call()
-        if call is None or not call.uniform or states is None:
+        if call is None or not call.left_out or states is None:
             return self._run(call, states, args, kwargs)
         if call.bare is None:
-            with same_randomness(states.device), ExitStack() as put_back:
+            with same_randomness(states.device), unchanged(self.module), ExitStack() as put_back:
                 for site in filter(lambda one: one.active, self._here(call.index)):  # nothing is drawn for it
                     put_back.callback(site.put_in_place, site.request)
                     site.put_in_place(Request(uniform=lambda _: True))
@@ -195,8 +196,8 @@ class Layer(StandIn):
             return None
         call = LayerCall(site, len(self.calls))
         here = self._here(call.index)
-        call.uniform = self._plan(here[: len(self.kinds)], call.index)
-        if call.uniform and all(one in self._times for one in here if one.active):
+        call.left_out = self._plan(here[: len(self.kinds)], call.index)
+        if call.left_out and all(one in self._times for one in here if one.active):
             call.bare = self._bare
         for one in here if call.bare is not None else ():
             one.pass_by(self._times.get(one, 1))

@@ -164,7 +164,7 @@ class ScheduledDropout(Timed):
         ),
     )
 
-    acts: ClassVar[int] = 3
+    draws_last: ClassVar[bool] = True
     uses: ClassVar[frozenset[str]] = frozenset({"mask"})
 
     schedule: str = option("", f"drop probability over training, e.g. '{EXAMPLE}', or the path of a .txt file")

@@ -101,12 +101,7 @@ def test_rows_bring_what_they_need_in_the_tables_order(names: list[str], chosen:
 
 def test_results_by_hand() -> None:
     """Ratios are taken within a repeat: the machine slows down by four, and the means of repeat 2 are of repeat 2."""
-    rows = [
-        Row("plain", "plain"),
-        Row("slow", "slow"),
-        Row("mean", "mean", of="slow"),
-        Row("rare", "rare", rare=True),
-    ]
+    rows = [Row("plain", "plain"), Row("slow", "slow"), Row("mean", "mean", of="slow"), Row("rare", "rare", rare=True)]
     seconds = pd.DataFrame({"plain": [1.0, 2.0, 4.0], "slow": [3.0, 5.0, 16.0], "rare": [7.0, None, None]})
     plain, slow, mean, rare = results(rows, seconds, {"plain": 100, "slow": 150, "rare": 100})
     assert (plain["ratio"], plain["median_seconds"], plain["memory_ratio"]) == (1.0, 2.0, 1.0)

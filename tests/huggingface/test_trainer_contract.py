@@ -243,12 +243,8 @@ BY_EPOCH = {"with": {"cross_tuning": "epoch"}}
 SMOOTHED = {"gradient_accumulation_steps": 2, "label_smoothing_factor": 0.1, "bf16": True}
 #: method, update that is saved, update that is stopped at, options: in an epoch, and between two
 CASES = [(method, 5, 8, {}) for method in METHODS]
-CASES += [
-    ("ad_drop", 5, 8, BY_EPOCH),
-    ("ad_drop", 6, 7, BY_EPOCH),
-    ("attend_out", 6, 7, {}),
-    ("attend_out", 5, 8, SMOOTHED),
-]
+CASES += [("ad_drop", 5, 8, BY_EPOCH), ("ad_drop", 6, 7, BY_EPOCH)]
+CASES += [("attend_out", 6, 7, {}), ("attend_out", 5, 8, SMOOTHED)]
 
 
 @pytest.mark.parametrize(("method", "save", "stopped", "options"), CASES)

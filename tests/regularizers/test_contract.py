@@ -151,7 +151,9 @@ def test_a_copy_of_the_model_is_regularized_for_itself(case: Case, twin_of: Any)
     regularizer = attached(case.method, model, case.all_options)
     regularizer.begin_update(2)
     if case.method != "attend_out" and regularizer.passes == 1:
-        twin = twin_of(model)
+        twin, (other, its) = twin_of(model), copy.deepcopy((model, regularizer))
+        assert not equal(step(other, its), plain), "what was copied with its method"
+        assert its.summary()["regularized"] == 1
         expected = step(model, regularizer)
         regularizer.statistics.take()
         with torch.no_grad():

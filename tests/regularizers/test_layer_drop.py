@@ -83,8 +83,10 @@ class Own(nn.Module):
         super().__init__()
         self.attention, self.linear = nn.Identity(), nn.Linear(SIZE, SIZE - squeezed)
         self.attention.site = AttentionSite("encoder", "self", 0)
+        self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, states):
+        self.seen += 1
         states = states["states"] if isinstance(states, dict) else states
         heads = states.unsqueeze(1)
         return self.linear(regularized_attention(heads, heads, heads, site=self.attention.site)[:, 0]), states.sum()
@@ -105,6 +107,7 @@ def test_what_a_layer_gives_beside_its_states_stays_and_another_size_is_refused(
     with LayerDrop(p=1.0).attach(model):
         for _ in range(2):
             torch.testing.assert_close(model(states), 2 * states.sum())
+    assert model.layers[0].seen == 0, "it ran, but was left out"
     model, said = Model(squeezed=1).train(), r"^the layer layers.0 of encoder.self\[0\] takes states"
     for p in (0.5, 1.0):
         with LayerDrop(p=p).attach(model), pytest.raises(RuntimeError, match=said):

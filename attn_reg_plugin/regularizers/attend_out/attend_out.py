@@ -129,9 +129,9 @@ class AttendOut(Regularizer):
         self._make_defender: Callable[[nn.Module, Optimizer, float], Defender] = Defender
         self._own: tuple[Problem | None, Optimizer | None, float] | None = None  # the user's, while it is bound
 
-    def copied(self) -> AttendOut:
+    def copied(self, memo: dict[int, Any]) -> AttendOut:
         """For a copy of the model, such as an average of its weights: without the game."""
-        twin = super().copied()
+        twin = super().copied(memo)
         twin.game, twin.problem, twin.optimizer = None, None, None
         return twin
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.base.context import Problem
 from attn_reg_plugin.regularizers.base.distributed import average_gradients
+from attn_reg_plugin.regularizers.base.hooks.put_back import can_be_written
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
 
 
@@ -98,7 +99,8 @@ class Defender:
         players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
         (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
         ours, theirs = ([*player.parameters(), *player.buffers()] for player in (loser, winner))
-        torch._foreach_copy_(ours, theirs)
+        written = [(one, other) for one, other in zip(ours, theirs, strict=True) if can_be_written(one)]
+        torch._foreach_copy_(*map(list, zip(*written, strict=True)))
         settings = _hyperparameters(losing)  # the attacker's scheduler may be a step ahead already
         losing.load_state_dict(copy.deepcopy(winning.state_dict()))
         for group, own in zip(losing.param_groups, settings, strict=True):

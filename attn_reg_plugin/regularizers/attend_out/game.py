@@ -163,7 +163,7 @@ class Game:
         self.defender.step()
         batches = [batch for _, batch in pending if batch is not None]
         self.cache += batches
-        self.cache_elsewhere += gathered_on_first_rank([b.state_dict() for b in batches] if world_size() > 1 else [])
+        self.cache_elsewhere += gathered_on_first_rank(batch.state_dict() for batch in batches)
         self.in_round += 1
         return self.end_round() if self.in_round == self.method.steps else {}
 

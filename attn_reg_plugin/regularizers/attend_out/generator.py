@@ -275,6 +275,8 @@ def log_probability(logits: Tensor, mask: Tensor, temperature: float = 1.0) -> T
 
 #: tables of distances between tokens, which are no token's
 _RELATIVE = re.compile(r"(^|\.)rel_|relative|distance")
+#: and tables of positions, as BERT, fairseq and GPT-2 call theirs
+_POSITIONS = re.compile(r"position|(^|[._])(wpe|pos)([._]|$)")
 
 
 def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]) -> dict[str, Embeddings]:
@@ -294,11 +296,11 @@ def embeddings_of(model: nn.Module, stacks: set[str], sites: list[AttentionSite]
     for stack in sorted(stacks, reverse=True):
         other = "decoder" if stack == "encoder" else "encoder"
         mine = {p: m for p, m in tables.items() if stack in p} or {p: m for p, m in tables.items() if other not in p}
-        words = [m for p, m in mine.items() if "position" not in p]
+        words = [m for p, m in mine.items() if not _POSITIONS.search(p)]
         if not words:
             raise ValueError(f"no embedding found for the {stack} of {type(model).__name__}")
         table = max(words, key=lambda m: m.num_embeddings)
-        learned = (m for p, m in mine.items() if "position" in p and m.embedding_dim == table.embedding_dim)
+        learned = (m for p, m in mine.items() if _POSITIONS.search(p) and m.embedding_dim == table.embedding_dim)
         found[stack] = Embeddings(table.weight, next(map(_from_zero, learned), None))
     return found
 

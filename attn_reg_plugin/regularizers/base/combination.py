@@ -64,7 +64,7 @@ class Combination(Regularizer):
             raise ValueError(
                 f"{self.name}: {' and '.join(several)} each run the batch several times and compare the passes"
             )
-        self.parts = sorted(methods, key=lambda method: method.acts)
+        self.parts = sorted(methods, key=lambda method: method.draws_last)
         self.sites = next((method.sites for method in self.parts if method.needs_sites), Regularizer.sites)
         super().__post_init__()
         for method in self.parts:

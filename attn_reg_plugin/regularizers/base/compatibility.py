@@ -44,7 +44,7 @@ def clash(first: Regularizer, second: Regularizer) -> str:
 
 def check_beside(method: Regularizer, others: Iterable[Regularizer]) -> None:
     """Refuse, by a ValueError, what the others of a model, attached by themselves, make impossible at any site."""
-    for other in (other for other in others if other not in method.companions):
+    for other in (other for other in others if not any(other is one for one in method.companions)):
         if other.name == method.name and not method.needs_sites:
             raise ValueError(f"{method.name} acts on the model already; detach() the other one first")
         if method.passes > 1 and other.passes > 1:

@@ -1,6 +1,6 @@
 """Several data-parallel ranks, each with a share of the batch; everything is a no-op in a single one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -73,10 +73,10 @@ def done_by_first_rank(function: Callable[[], Result]) -> Result:
     return found
 
 
-def gathered_on_first_rank(ours: list[Any]) -> list[Any]:
+def gathered_on_first_rank(ours: Iterable[Any]) -> list[Any]:
     """On rank 0 the other ranks' lists, joined; on the other ranks an empty list."""
     if world_size() == 1:
         return []
     lists = [None] * world_size() if rank() == 0 else None
-    torch.distributed.gather_object(ours, lists, 0)
+    torch.distributed.gather_object(list(ours), lists, 0)
     return [value for theirs in lists[1:] for value in theirs] if lists else []

@@ -71,8 +71,8 @@ class Regularizer(metaclass=_Documented):
     needs_sites: ClassVar[bool] = True
     #: whether it counts what it drops of each site
     counts_drops: ClassVar[bool] = True
-    #: when it acts among several: 0 looks at the model as it is, 1 changes its weights, 2 may probe, 3 draws last
-    acts: ClassVar[int] = 2
+    #: whether it acts after those of a combination that may probe
+    draws_last: ClassVar[bool] = False
     #: the parts of a request that it fills, see `compatibility.PARTS`: others may fill the rest; None: it does not say
     uses: ClassVar[frozenset[str] | None] = None
     #: why it acts with no other method on one model; empty where it does
@@ -288,10 +288,10 @@ class Regularizer(metaclass=_Documented):
     def forget_unfinished(self) -> None:
         """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
 
-    def copied(self) -> Regularizer:
+    def copied(self, memo: dict[int, Any]) -> Regularizer:
         """For a copy of the attached model: the same options and place in training, statistics of its own."""
         twin = copy.copy(self)
-        twin.statistics, twin.supplied = copy.deepcopy(self.statistics), Supplied()
+        twin.statistics, twin.supplied = copy.deepcopy(self.statistics, memo), Supplied()
         return twin
 
     def hooks(self, model: nn.Module, sites: list[AttentionSite]) -> list[Any]:

@@ -16,27 +16,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
+from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_in
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, gold_of, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 
+#: of each batch
+PASSES = 2
 #: the fields of `Supplied` that have a row for each example
 _OF_A_BATCH = ("targets", "token_mask", "batch")
 
 
 @dataclass(eq=False)
 class SeveralPasses(Regularizer):
-    """Base of methods whose loss compares `times` passes of a batch; a subclass says how much they differ."""
+    """Base of methods whose loss compares the passes of a batch; a subclass says how much they differ."""
 
     #: while `loss` runs: outputs and inputs of the forwards in it
     _seen: list[tuple[Any, Mapping[str, Any]]] | None = field(default=None, init=False, repr=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False)
     #: and the tensors of the batch, as they are before it is repeated
     _whole: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    #: passes of a batch
-    times: ClassVar[int] = 2
-    acts: ClassVar[int] = 3
+    draws_last: ClassVar[bool] = True
     counts_drops: ClassVar[bool] = False
 
     if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SeveralPasses(Regularizer):
     @property
     def passes(self) -> int:
         """Two of a method that is due."""
-        return self.times if self.due() else 1
+        return PASSES if self.due() else 1
 
     def before_forward(self, forward: Forward) -> None:
         """Refuse a forward that no `loss` asked for (RuntimeError), or one of a batch not repeated (ValueError)."""
@@ -62,7 +62,7 @@ class SeveralPasses(Regularizer):
                 f"{self.name} adds to the loss of a batch: compute it by "
                 "regularizer.loss(lambda batch: loss_function(model(**batch), batch), batch)"
             )
-        if not runs_on_repeated(tensors_in((forward.args, forward.kwargs)), self._whole, self.times):
+        if not runs_on_repeated(tensors_in((forward.args, forward.kwargs)), self._whole):
             raise ValueError(
                 f"{self.name} repeats the batch, but {type(forward.model).__name__} runs on one that is not repeated: "
                 "run the model on the batch that compute is given, and let its first tensor be one with a row for each "
@@ -84,8 +84,7 @@ class SeveralPasses(Regularizer):
                 outputs cannot be compared.
             RuntimeError: `compute` did not run the model in training mode.
         """
-        times = self.passes
-        if times == 1:
+        if self.passes == 1:
             return super().loss(compute, batch)
         whole = list(tensors_in(batch))
         if not whole:
@@ -95,9 +94,9 @@ class SeveralPasses(Regularizer):
             )
         self._seen, self._whole, told = [], whole, [(one, one.supplied) for one in self._beside()]
         for one, supplied in told:
-            one.supply(replace(supplied, **{name: repeated(getattr(supplied, name), times) for name in _OF_A_BATCH}))
+            one.supply(replace(supplied, **{name: repeated(getattr(supplied, name)) for name in _OF_A_BATCH}))
         try:
-            loss = check_scalar("the loss", compute(repeated(batch, times)))
+            loss = check_scalar("the loss", compute(repeated(batch)))
             seen = self._seen
         finally:
             self._seen, self._whole = None, []
@@ -105,23 +104,22 @@ class SeveralPasses(Regularizer):
                 one.supply(supplied)
         if not seen:
             raise RuntimeError(f"{self.name} saw no forward of the attached model in training mode to take the loss of")
-        parts = [compared(outputs, inputs, times, len(whole[0])) for outputs, inputs in seen]
+        parts = [compared(outputs, inputs, len(whole[0])) for outputs, inputs in seen]
         differ = (lambda first, second: (first - second) ** 2, self.divergence)
         divergences = torch.cat([differ[not regression](*passes) for passes, regression in parts])
         total, count = divergences.sum(), divergences.numel()
         self.statistics.add(f"{self.name}_divergence", total.detach())
         self.statistics.add(f"{self.name}_items", count)
-        return times * loss + self.weight * (total / max(count, 1) if share is None else share(total, count))
+        return PASSES * loss + self.weight * (total / max(count, 1) if share is None else share(total, count))
 
     def _beside(self) -> list[Regularizer]:
         """The methods of the model and of its parts, this one among them: all of them see the repeated batch."""
-        modules = [] if self._attachment is None else self._attachment.model.modules()
-        others = (other.regularizer for module in modules for other in attachments_of(module))
-        return list(dict.fromkeys([self, *others]))
+        attached = [] if self._attachment is None else attachments_in(self._attachment.model)
+        return list(dict.fromkeys([self, *(one.regularizer for one in attached)]))
 
 
-def repeated(batch: Any, times: int) -> Any:
-    """A batch with every example `times` times: first all of them, then all again.
+def repeated(batch: Any) -> Any:
+    """A batch with every example `PASSES` times: first all of them, then all again.
 
     Args:
         batch: as in `Regularizer.loss`; what has as many rows as its first tensor is repeated, the rest stays.
@@ -130,7 +128,7 @@ def repeated(batch: Any, times: int) -> Any:
 
     def again(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return torch.cat([value] * times) if value.dim() and len(value) == len(first) else value
+            return torch.cat([value] * PASSES) if value.dim() and len(value) == len(first) else value
         if isinstance(value, Mapping):
             made = copy.copy(value) if isinstance(value, dict | UserDict) else dict(value)
             for key, held in value.items():
@@ -169,7 +167,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return {one.name: getattr(value, one.name) for one in fields(value) if hasattr(value, one.name)}
 
 
-def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor], times: int) -> bool:
+def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor]) -> bool:
     """Return whether a forward can be one of the repeated batch.
 
     It is not where no argument has as many rows as that, or a multiple, as several texts per example have, and an
@@ -181,27 +179,27 @@ def runs_on_repeated(arguments: Iterator[Tensor], whole: list[Tensor], times: in
         whole: those of the batch as it was; the first one's rows are the number of examples.
     """
     rows, given = len(whole[0]), list(arguments)
-    if not rows or any(len(one) and len(one) % (times * rows) == 0 for one in given):
+    if not rows or any(len(one) and len(one) % (PASSES * rows) == 0 for one in given):
         return True
     alike = [one for one in given if len(one) == rows or any(one is held for held in whole)]
-    return all(_in_equal_parts(one, times, times * rows) for one in alike)
+    return all(_in_equal_parts(one, PASSES * rows) for one in alike)
 
 
-def _in_equal_parts(tensor: Tensor, times: int, size: int) -> bool:
+def _in_equal_parts(tensor: Tensor, size: int) -> bool:
     """Return whether a tensor repeats itself along its first dimension, or along one of `size` (time-first tokens)."""
-    along = [d for d in range(tensor.dim()) if (d == 0 or tensor.size(d) == size) and tensor.size(d) % times == 0]
-    split = (tensor.chunk(times, d) for d in along if tensor.size(d))
+    along = [d for d in range(tensor.dim()) if (d == 0 or tensor.size(d) == size) and tensor.size(d) % PASSES == 0]
+    split = (tensor.chunk(PASSES, d) for d in along if tensor.size(d))
     return any(all(part.equal(parts[0]) for part in parts[1:]) for parts in split)
 
 
-def compared(outputs: Any, inputs: Mapping[str, Any], times: int, rows: int) -> tuple[list[Tensor], bool]:
+def compared(outputs: Any, inputs: Mapping[str, Any], rows: int) -> tuple[list[Tensor], bool]:
     """Return the outputs of a repeated batch that are compared, pass by pass, and whether it is a regression.
 
     Args:
         outputs: logits (B, C), of a regression (B,) or (B, 1), or of tokens (B, T, V); in any form that `logits_of`
             knows. Of tokens, those that are real and have a label count.
         inputs: of the forward by name.
-        times, rows: passes, and the examples of each.
+        rows: examples of each pass.
 
     Raises:
         ValueError: there are no logits, or of another shape, such as (T, B, V).
@@ -216,19 +214,19 @@ def compared(outputs: Any, inputs: Mapping[str, Any], times: int, rows: int) -> 
             "use a method that asks nothing of them, such as attention_dropout, or AD-DROP with an objective"
         ) from None
     if logits.dim() == 1 or (logits.dim() == 2 and logits.size(-1) == 1):
-        return list(logits.float().reshape(-1).chunk(times)), True
+        return list(logits.float().reshape(-1).chunk(PASSES)), True
     targets = gold_of(inputs)
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
     several = several or (logits.dim() == 2 and bool(inputs.get("regression")))
-    whole = times * rows
+    whole = PASSES * rows
     time_first = logits.dim() == 3 and logits.size(1) == whole and logits.size(0) % max(whole, 1)
-    if logits.dim() not in (2, 3) or several or logits.size(0) % times or time_first:
+    if logits.dim() not in (2, 3) or several or logits.size(0) % PASSES or time_first:
         what = "several numbers an example" if inputs.get("regression") else "labels of which several may hold"
         what = what if several else f"logits of shape {tuple(logits.shape)}"
         raise ValueError(f"passes with {what} cannot be compared; give (B, C), (B, T, V), or (B,) of a regression")
-    passes = list(logits.float().chunk(times))
+    passes = list(logits.float().chunk(PASSES))
     if logits.dim() == 3:
         known = tokens_with_loss(logits, inputs)
         known = logits.new_ones(logits.shape[:2]).bool() if known is None else known
-        passes = [logits[known.chunk(times)[0]] for logits in passes]
+        passes = [logits[known.chunk(PASSES)[0]] for logits in passes]
     return passes, False

@@ -37,6 +37,14 @@ class Known(Classification):
         return range(n)
 
 
+class Merged(torch.nn.Module):
+    """As an adapter that is merged into its layer in evaluation mode."""
+
+    def train(self, mode=True):
+        self.unmerged = mode
+        return super().train(mode)
+
+
 def started(**options):
     """The game of a new model, in an attached regularizer, after two updates of three."""
     model, optimizer, regularizer = begin(**options)
@@ -63,6 +71,7 @@ def test_the_winner_is_drawn_in_favour_of_the_better():
 def test_a_reward_is_how_much_better_the_attacker_is(reward, monkeypatch):
     """Example by example, in evaluation mode; of the losses less is better, of the metric more."""
     seen, game = {}, started(reward=reward)
+    game.defender.model.add_module("merged", merged := Merged())
     monkeypatch.setattr(game, "update_generator", lambda advantages: seen.update(advantages=advantages) or 0.0)
     game.end_round()
     assert seen["advantages"].tolist() == pytest.approx(REWARDS[reward]), "the first baseline is 0"
@@ -70,7 +79,7 @@ def test_a_reward_is_how_much_better_the_attacker_is(reward, monkeypatch):
     scores = METRICS if reward == "metric" else {player: [-loss for loss in LOSSES[player]] for player in LOSSES}
     for player in ("attacker", "defender"):
         assert game.last_round[f"{player}_score"] == pytest.approx(sum(scores[player]) / 3)
-    assert game.defender.attacker.training and game.defender.model.training
+    assert game.defender.attacker.training and game.defender.model.training and merged.unmerged
 
 
 def test_leave_one_out_compares_with_the_rounds_other_rewards():
@@ -85,6 +94,8 @@ def test_the_loser_has_the_winners_weights_and_optimizer_state(attacker_won):
     defender = started().defender
     players = (defender.attacker, defender.attacker_optimizer), (defender.model, defender.optimizer)
     (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
+    for model in (winner, loser):
+        model.register_buffer("wide", torch.ones(1).expand(5))  # which cannot be written to
     winning.param_groups[0]["lr"], losing.param_groups[0]["lr"] = 0.25, 0.5
     kept = copy.deepcopy((list(winner.parameters()), states_of(winning)))
     assert not all(ours.equal(theirs) for ours, theirs in zip(loser.parameters(), kept[0], strict=True))

@@ -8,6 +8,7 @@ from torch import nn
 
 from attn_reg_plugin.attention.sites import AttentionSite
 from attn_reg_plugin.regularizers import Tokens
+from attn_reg_plugin.regularizers.attend_out import generator as generators
 from attn_reg_plugin.regularizers.attend_out.generator import Embeddings, Generator, SharedAttention, valid_pairs
 from tests.attention.tiny_model import tokens
 
@@ -45,6 +46,12 @@ def literal_logits(generator: Generator):
         )
         logits[f"{stack}.{kind}[{layer}]"] = scores
     return logits
+
+
+def test_gpt_2s_tables_are_told_apart() -> None:
+    model = nn.ModuleDict({"wte": nn.Embedding(5, 2), "wpe": nn.Embedding(9, 2)})
+    found = generators.embeddings_of(model, {"decoder"}, [])["decoder"]
+    assert found.tokens is model.wte.weight and found.positions.equal(model.wpe.weight)
 
 
 def generator(width: int, decoder: int = 8) -> Generator:

@@ -83,7 +83,7 @@ def together(*names, **options):
 def masks_alone(model, batch, passes=1):
     with ADDrop(**AD_DROP, sites=SITES).attach(model) as alone:
         torch.manual_seed(1)
-        model(*repeated(batch, passes))
+        model(*(repeated(batch) if passes > 1 else batch))
         return [site.keep for site in alone.attached_sites]
 
 

@@ -157,13 +157,13 @@ class Batch:
 
 def test_what_has_as_many_rows_as_the_first_tensor_is_repeated():
     given = {"n": 3, "ids": IDS, "more": [LABELS, (torch.eye(6), "text")], "scalar": torch.tensor(1.0)}
-    twice = repeated({**given, "held": [Batch(IDS, LABELS)]}, 2)
+    twice = repeated({**given, "held": [Batch(IDS, LABELS)]})
     assert twice["ids"].equal(torch.cat([IDS, IDS])) and twice["more"][0].tolist() == [2, 0, 1] * 2
     assert twice["more"][1][0].shape == (6, 6) and (twice["n"], twice["more"][1][1]) == (3, "text")
     assert twice["scalar"] == 1 and given["ids"] is IDS
     held = twice["held"][0]
     assert type(held) is Batch and held.ids.equal(twice["ids"]) and held.labels.tolist() == [2, 0, 1] * 2
-    encoding = repeated(UserDict(ids=IDS), 2)
+    encoding = repeated(UserDict(ids=IDS))
     assert type(encoding) is UserDict and encoding["ids"].equal(twice["ids"])
     assert held.lengths.tolist() == IDS.ne(PAD).sum(-1).tolist() * 2
 
@@ -200,8 +200,8 @@ def test_parts_of_the_repeated_batch_are_not_refused():
         regularizer.loss(lambda b: model(b.flatten(0, 1)).view(6, 4, 3).logsumexp(-1).mean(), choices)
     assert regularizer.statistics.take()["r_drop_items"] == 4 + 12
     time_first = [torch.randint(9, (3, 3)).repeat(1, 2), torch.ones(3, dtype=torch.long)]
-    assert runs_on_repeated(iter(time_first[:1]), [IDS], 2) and runs_on_repeated(iter([]), [IDS], 2)
-    assert not runs_on_repeated(iter(time_first), [IDS], 2)
+    assert runs_on_repeated(iter(time_first[:1]), [IDS]) and runs_on_repeated(iter([]), [IDS])
+    assert not runs_on_repeated(iter(time_first), [IDS])
 
 
 def literal_spans(row, length, cut, top, draw):

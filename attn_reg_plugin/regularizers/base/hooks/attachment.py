@@ -237,7 +237,9 @@ class Attachment:
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         """Copy it with a copy of the model, such as an average of its weights: with a regularizer of its own."""
         twin = memo[id(self)] = copy.copy(self)
-        twin.regularizer = self.regularizer.copied()
+        if id(self.regularizer) not in memo:  # what holds both may have copied it already
+            memo[id(self.regularizer)] = self.regularizer.copied(memo)
+        twin.regularizer = memo[id(self.regularizer)]
         twin.regularizer._attachment = twin
         for name in ("model", "sites", "reach", "handles"):
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
@@ -247,10 +249,11 @@ class Attachment:
     def __repr__(self) -> str:
         """Say what acts on how much of the model, as faces log it when a training starts."""
         method, model = self.regularizer, type(self.model).__name__
-        there = f"{len(self.sites)} of {len(all_sites(self.model))} attentions of {model}: {method.sites}"
+        if method.needs_sites:
+            model = f"{len(self.sites)} of {len(all_sites(self.model))} attentions of {model}: {method.sites}"
         options = [entry for entry in options_of(type(method)) if entry.name not in ("sites", "cross_tuning")]
         told = [e for e in options if getattr(method, e.name) != e.default or e.name in ("p", "q")]
-        parts = [there if method.needs_sites else model, ", ".join(f"{e.name} {getattr(method, e.name)}" for e in told)]
+        parts = [model, ", ".join(f"{e.name} {getattr(method, e.name)}" for e in told)]
         return f"{method.name} on {'; '.join(filter(None, [*parts, method.when()]))}"
 
     def __enter__(self) -> Regularizer:

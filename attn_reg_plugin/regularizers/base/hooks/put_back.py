@@ -20,7 +20,7 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
     counter moves, so that a graph that stands meanwhile stays valid.
     """
     buffers = [
-        (module, name, buffer, buffer.detach().clone() if _can_be_written(buffer) else None)
+        (module, name, buffer, buffer.detach().clone() if can_be_written(buffer) else None)
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not nn.parameter.is_lazy(buffer)
@@ -46,8 +46,8 @@ def unchanged(model: nn.Module) -> Iterator[Callable[[], None]]:
         put_back()
 
 
-def _can_be_written(buffer: Tensor) -> bool:
-    """A buffer that was expanded shows the same number at several places: nothing writes to it."""
+def can_be_written(buffer: Tensor) -> bool:
+    """Whether it holds each number once: to a buffer that was expanded nothing writes."""
     places = zip(buffer.shape, buffer.stride(), strict=True) if buffer.layout == torch.strided else [(2, 0)]
     return all(n < 2 or stride > 0 for n, stride in places)
 
@@ -89,8 +89,9 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module, training in modes:  # a module may do more than note its mode, as adapters that are merged in do
+            if module.training != training:
+                module.train(training)
 
 
 @contextmanager
