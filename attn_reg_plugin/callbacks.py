@@ -98,11 +98,12 @@ def state_in(path: Path, method: str | None) -> dict[str, Any] | None:
 
 
 def special_ids_of(tokenizer: Any) -> frozenset[int] | None:
-    """List the ids of a tokenizer's special tokens, that of unknown words apart; None where it tells none."""
+    """List the ids of a tokenizer's special tokens, but one of unknown words only; None where it tells none."""
     special = set(getattr(tokenizer, "all_special_ids", ()))
     if codes := getattr(tokenizer, "supported_language_codes", None):  # Marian's, which it does not call special
         special.update(tokenizer.convert_tokens_to_ids(codes))
-    return frozenset(special - {getattr(tokenizer, "unk_token_id", None)}) or None
+    ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("unk", "bos", "eos", "sep", "cls", "pad")}
+    return frozenset(special - ({ids.pop("unk")} - {*ids.values()})) or None
 
 
 def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advice: str) -> None:

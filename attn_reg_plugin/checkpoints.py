@@ -83,7 +83,7 @@ def _check_sums(path: Path) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Refuse a file of weights that is not whole, without reading all of it; files with other endings are let pass."""
+    """Refuse a file of weights that is not whole, as far as it shows without reading it: safetensors, an empty .bin."""
     try:
         if path.suffix == ".safetensors":
             from safetensors import safe_open

@@ -34,7 +34,6 @@ class AttentionCall:
         request: what is asked of it.
         tape: where the probe records it, or None.
         uniform: every row is uniform over its valid keys.
-        graded: whether it began with gradients.
         recomputed: the backward in which activation checkpointing computed it again; -1 for none.
     """
 
@@ -43,7 +42,6 @@ class AttentionCall:
     request: Request = NOTHING
     tape: Tape | None = None
     uniform: bool = False
-    graded: bool = field(default_factory=torch.is_grad_enabled)
     recomputed: int = -1
 
     def keep_mask(self, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> PackedMask | None:
@@ -111,7 +109,7 @@ class Calls:
 
     def restart(self) -> None:
         """Forget the calls so far: a forward begins."""
-        self.pending = self.pending or any(call.graded and call.recomputed < 0 for call in self.made)
+        self.pending = self.pending or (self.over and any(call.recomputed < 0 for call in self.made))
         self.made, self.count, self.current, self.over = [], 0, None, False
         self._backward, self.released = graph_task(), ""
 

@@ -179,10 +179,10 @@ class HeldSites:
         """Nothing to undo."""
 
 
-_BACKENDS: list[tuple[str, Callable[[], Backend | None]]] = []
+_BACKENDS: list[tuple[str, Callable[[], Backend]]] = []
 
 
-def register_backend(framework: str, make: Callable[[], Backend | None]) -> None:
+def register_backend(framework: str, make: Callable[[], Backend]) -> None:
     """Register a backend; `make` is called for it once the module `framework` is imported (`""`: always)."""
     _BACKENDS.append((framework, make))
 
@@ -204,8 +204,7 @@ def all_sites(model: nn.Module) -> list[AttentionSite]:
         ValueError: there is none.
     """
     check_model(model)
-    made = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
-    backends = [backend for backend in made if backend is not None]
+    backends = [make() for framework, make in _BACKENDS if framework == "" or framework in sys.modules]
     sites = [site for backend in backends for site in backend.find(model)]
     if not sites:
         refusals = [backend.refusal(model) for backend in backends if hasattr(backend, "refusal")]

@@ -34,7 +34,8 @@ class AttentionSite:
         backend: reaches the module; set when the site is found.
         attached: number of methods that have it.
         request: what is asked of the forward at hand.
-        asked: whether that makes attention do anything but run as usual; a bool, since compiled graphs check it.
+        asked: whether that makes attention do anything but run as usual, or one whose mask is gone may be computed
+            again; a bool, since compiled graphs check it.
         calls: those of the forward.
 
     Raises:
@@ -157,7 +158,7 @@ class AttentionSite:
         calls.made.append(call)
         return call
 
-    def pass_by(self, calls: int = 1) -> None:
+    def pass_by(self, calls: int) -> None:
         """Count calls that do not come, since their layer was left out: those that follow keep their numbers."""
         self.calls.count += calls
         passed_by = getattr(self.backend, "passed_by", None)

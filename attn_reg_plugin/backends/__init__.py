@@ -4,7 +4,7 @@ fairseq's models, transformers' models (whatever calls the attention interface),
 layers. Modules that hold an `AttentionSite` themselves need no backend.
 
 Every file and folder of this folder is looked at once its framework is imported: the one that FRAMEWORKS has for the
-first word of its name, else the package of that name. `BACKEND`, if it has one, is the class of a backend.
+first word of its name, else the package of that name. Its `BACKEND` is the class of a backend.
 """
 
 import importlib
@@ -22,10 +22,9 @@ FRAMEWORKS = {
 }
 
 
-def backend_in(file: str) -> Backend | None:
-    """The backend that a file or folder of this folder has, if it has one."""
-    backend = getattr(importlib.import_module(f"{__name__}.{file}"), "BACKEND", None)
-    return None if backend is None else backend()
+def backend_in(file: str) -> Backend:
+    """The backend that a file or folder of this folder has."""
+    return importlib.import_module(f"{__name__}.{file}").BACKEND()
 
 
 for _file in pkgutil.iter_modules(__path__):

@@ -90,13 +90,13 @@ class FairseqBackend(ReplacingBackend):
         return MULTIHEAD
 
     def find(self, model: nn.Module) -> list[AttentionSite]:
-        """Every stock `MultiheadAttention` of `model`, in the order of `named_modules`.
+        """Every `MultiheadAttention` of `model`, in the order of `named_modules`.
 
         A subclass with a forward of its own is not among them: replacing its forward would change the model.
         """
         sites = []
         for path, module in model.named_modules():
-            if type(module) is MultiheadAttention:
+            if getattr(type(module), "forward", None) is MultiheadAttention.forward:
                 decoder = re.search(r"(^|\.)decoder(\.|$)", path) is not None
                 sites.append(self.site(path, module, decoder, module.encoder_decoder_attention, layer_of(path)))
         return sites

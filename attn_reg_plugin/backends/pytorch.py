@@ -21,9 +21,9 @@ from attn_reg_plugin.attention.masks import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite
 
 CROSS = re.compile(r"cross|encoder_attn|src_attn|enc_dec|encdec|memory", re.IGNORECASE)
-DECODER = re.compile(r"(^|[._])decoder([._]|$)", re.IGNORECASE)
-#: whether the attentions of PyTorch's own decoder layer are cross attention, by their name in it
-DECODER_LAYER = {"self_attn": False, "multihead_attn": True}
+STACK = re.compile(r"(?:^|[._])(encoder|decoder)(?=[._]|$)", re.IGNORECASE)
+#: whether the attentions of PyTorch's own layers are cross attention, by their name in them
+LAYERS = {"self_attn": False, "multihead_attn": True}
 #: packages whose models are other backends' affair
 OTHERS = ("transformers.", "fairseq.")
 #: additive masks from here down mean "masked": a dtype's minimum, or -1e4 for -inf in older ones
@@ -231,10 +231,10 @@ class PyTorchBackend(ReplacingBackend):
     def find(self, model: nn.Module) -> list[AttentionSite]:
         """Every `MultiheadAttention` of `model`, in the order of `named_modules`, but for those in others' models.
 
-        In a `torch.nn.TransformerDecoderLayer` `self_attn` is self and `multihead_attn` cross attention, both of the
-        decoder. Elsewhere the path decides: `decoder` in it is the decoder; `cross`, `memory`, `encoder_attn`,
-        `src_attn` or `enc_dec` is the decoder's cross attention. A subclass is a site unless it has a forward of
-        its own.
+        In PyTorch's own layers `self_attn` is self and `multihead_attn` cross attention; both of its decoder layer are
+        the decoder's. Elsewhere the path decides: the last of `encoder` and `decoder` in it is the stack; `cross`,
+        `memory`, `encoder_attn`, `src_attn` or `enc_dec` is the decoder's cross attention. A subclass is a site unless
+        it has a forward of its own.
         """
         sites, modules = [], dict(model.named_modules())
         others = (path for path, module in modules.items() if type(module).__module__.startswith(OTHERS))
@@ -242,11 +242,12 @@ class PyTorchBackend(ReplacingBackend):
         for path, module in modules.items():
             own = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
             if own and not path.startswith(others):
-                parent, _, name = path.rpartition(".")
-                inside = isinstance(modules.get(parent), nn.TransformerDecoderLayer)
-                cross = DECODER_LAYER.get(name) if inside else None
-                cross = bool(CROSS.search(path)) if cross is None else cross
-                decoder = inside or cross or bool(DECODER.search(path))
+                holder, _, name = path.rpartition(".")
+                layer = modules.get(holder)
+                known = isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) and name in LAYERS
+                cross = LAYERS[name] if known else bool(CROSS.search(path))
+                named = [stack.lower() for stack in STACK.findall(path)][-1:] == ["decoder"]
+                decoder = isinstance(layer, nn.TransformerDecoderLayer) or cross or named
                 sites.append(self.site(path, module, decoder, cross, layer_of(path)))
         return sites
 

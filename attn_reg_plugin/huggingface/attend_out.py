@@ -48,7 +48,9 @@ class TrainerProblem:
         batch = dict(inputs["batch"])
         outputs = model(**batch)
         targets = described(model, batch).get("targets")
-        told = None if targets is None else example_losses(outputs, targets)
+        kind = getattr(getattr(transformers_model(model), "config", None), "problem_type", "")
+        clear = targets is not None and kind != "multi_label_classification"
+        told = example_losses(outputs, targets) if clear else None
         return told or self._one_by_one(model, batch)
 
     def _one_by_one(self, model: nn.Module, batch: dict[str, Any]) -> Outcome:
@@ -179,6 +181,7 @@ class TrainerDefender(Defender):
         if tensors and len(tensors) == len(self.learned) and all(map(operator.is_, tensors, self.learned)):
             return
         self.learned = tensors
+        self.follow()
         accelerator = self.trainer.accelerator
         theirs, accelerator.scaler = accelerator.scaler, self.scaler
         try:

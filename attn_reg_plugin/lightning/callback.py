@@ -58,8 +58,8 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     Raises:
         TypeError: it isn't a regularizer.
         ValueError: as `fit` begins, a strategy or a method that cannot be combined with it, sites that match nothing,
-            a module that does not exist, or a checkpoint with another's state; after the first update, a module that
-            was not called, or is in evaluation mode.
+            a module that does not exist, or a checkpoint with another's state; after the first update, but in manual
+            optimization, a module that was not called, or is in evaluation mode.
     """
 
     def __init__(self, regularizer: Any = None, module: str | None = None, **options: Any) -> None:
@@ -151,18 +151,17 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
             self._seconds.__exit__(None, None, None)
             self._seconds = None
         self.regularizer.supply()
-        if trainer.global_step == self.steps:
-            return
-        if pl_module.automatic_optimization:  # else another optimizer's update may come first
+        automatic, stepped = pl_module.automatic_optimization, trainer.global_step != self.steps
+        if stepped and automatic:  # else another optimizer's update may come first
             refuse_uncalled(self.regularizer.model, self.regularizer)
-        skipped = trainer.scaler is not None and trainer.scaler.get_scale() < self.scale
-        if skipped:
+        if stepped and trainer.scaler is not None and trainer.scaler.get_scale() < self.scale:
             self.regularizer.forget_unfinished()
-        else:
+        elif stepped:
             self.regularizer.end_update()
-        self.made, self.steps = self.made + 1, trainer.global_step
-        self.regularizer.begin_update(self.made)
-        if trainer._logger_connector.should_update_logs:
+        if stepped:
+            self.made, self.steps = self.made + 1, trainer.global_step
+            self.regularizer.begin_update(self.made)
+        if (stepped or not automatic) and trainer._logger_connector.should_update_logs:  # which counts batches then
             line = logged(self.regularizer, pl_module.device, self.rates_by_site)
             pl_module.log_dict(line, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
 

@@ -69,7 +69,8 @@ class TinyLayer(nn.Module):
 
 
 class TinyStack(nn.Module):
-    """Embedding and layers; `skip` names layers to leave out, `checkpointed` recomputes them in the backward."""
+    """Embedding and layers; `skip` names layers to leave out, `checkpointed` recomputes them in the backward, by
+    `reentrant` checkpointing, too."""
 
     def __init__(self, stack: str, layers: int, dropout: float, longest: int = 16) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class TinyStack(nn.Module):
             if i in self.skip:
                 continue
             if self.checkpointed and torch.is_grad_enabled():
-                x = checkpoint(layer, x, valid, *rest, use_reentrant=False)
+                x = checkpoint(layer, x, valid, *rest, use_reentrant=self.checkpointed == "reentrant")
             else:
                 x = layer(x, valid, *rest)
         return x

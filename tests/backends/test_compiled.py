@@ -73,11 +73,7 @@ class Training:
 
 @pytest.mark.parametrize(
     ("name", "way", "layers", "options"),
-    [
-        ("llama", "blocks", 2, {}),
-        ("bert", "blocks", 1, {}),
-        ("bert", "model", 1, {"cross_tuning": "off"}),
-    ],
+    [("llama", "blocks", 2, {}), ("bert", "blocks", 1, {}), ("bert", "model", 1, {"cross_tuning": "off"})],
 )
 def test_a_compiled_model_trains_as_without_compiling(
     name: str, way: str, layers: int, options: dict[str, Any]

@@ -69,7 +69,7 @@ def test_layer_drop_is_the_model_without_the_layers(name: str, options: dict[str
         with regularizer.attach(model):
             ours = train(model, inputs, seed)
             layers = [handle for handle in regularizer._attachment.handles if isinstance(handle, Layer)]
-            gone = [layer.path for layer in layers if layer.calls[0].uniform]
+            gone = [layer.path for layer in layers if layer.calls[0].left_out]
         for path in reversed(gone):
             parent, _, index = path.rpartition(".")
             del rest.get_submodule(parent)[int(index)]

@@ -27,10 +27,7 @@ TOWERS = {
         ("text.layers.0.attn", "vision.layers.0.attn", "vision.layers.1.attn"),
         ("[0]@text", "[0]@vision", "[1]@vision"),
     ),
-    "one inside the other": (
-        ("model.encoder.0.attn", "model.encoder.pool.attn"),
-        ("[0]@encoder.0", "[0]@pool"),
-    ),
+    "one inside the other": (("model.encoder.0.attn", "model.encoder.pool.attn"), ("[0]@encoder.0", "[0]@pool")),
     "blocks of a stage": (
         ("stages.0.blocks.0.attn", "stages.0.blocks.1.attn", "stages.1.blocks.0.attn"),
         ("[0]@blocks.0", "[0]@blocks.1", "[1]"),

@@ -87,6 +87,9 @@ def test_the_sites_of_other_models() -> None:
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Identity(), block, nn.ModuleList([Renamed(8, 2)])])})
     names = [site.name for site in find_sites(model, "*")]
     assert names == ["encoder.self[1]", "decoder.cross[1]", "encoder.self[2]"]
+    stack = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)
+    for name in ("cross_encoder", "encoder_decoder_encoder"):
+        assert [site.name for site in find_sites(nn.ModuleDict({name: stack}), "*")] == ["encoder.self[0]"]
 
 
 def test_models_of_other_frameworks_are_left_to_their_backends() -> None:

@@ -17,6 +17,7 @@ import torch
 from transformers import Trainer
 
 from attn_reg_plugin.attention.selection import find_sites
+from attn_reg_plugin.callbacks import special_ids_of
 from attn_reg_plugin.regularizers import AttendOut, build
 from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.base.context import Supplied
@@ -55,6 +56,8 @@ def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     trainer.model.register_forward_pre_hook(lambda *_: told.append(method.supplied.special_ids))
     trainer.train()
     assert told and set(told) == {frozenset({0, 1, 7})}
+    alike = argparse.Namespace(all_special_ids=[2, 1], unk_token_id=2, bos_token_id=2, pad_token_id=1)
+    assert special_ids_of(alike) == {1, 2}, "OPT's one for unknown words begins and ends texts"
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,7 @@ def test_the_words_of_a_corruption() -> None:
     [
         ({"label_noise": 1.0}, "rte", r"--label-noise is 1.0, but must lie in \[0, 1\)"),
         ({"shortcut": 1.1}, "rte", r"--shortcut is 1.1, but must lie in \[0, 1\]"),
-        (
-            {"shortcut": 0.5, "at_evaluation": "gold"},
-            "rte",
-            "--shortcut-at-evaluation is gold, but must be none",
-        ),
+        ({"shortcut": 0.5, "at_evaluation": "gold"}, "rte", "--shortcut-at-evaluation is gold, but must be none"),
         ({"shortcut": 0.5, "words": ("a", "a")}, "rte", "--shortcut-words is a,a, but must be different words"),
         ({"words": ("a", "b")}, "rte", "--shortcut-words says something about --shortcut, which is 0"),
         ({"at_evaluation": "random"}, "rte", "--shortcut-at-evaluation says something about --shortcut, which is 0"),

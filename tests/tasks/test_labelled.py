@@ -15,11 +15,7 @@ from attn_reg_plugin.cli import main
 from attn_reg_plugin.experiments.predicted import file_of, read_predictions, write_predictions
 from attn_reg_plugin.experiments.running.dry_run import try_training
 from attn_reg_plugin.experiments.trained import load_trained
-from attn_reg_plugin.labelled import (
-    find_task,
-    read_split,
-    sample_of,
-)
+from attn_reg_plugin.labelled import find_task, read_split, sample_of
 from attn_reg_plugin.labelled.corruption import rare_words
 from attn_reg_plugin.labelled.metrics import SCORES
 from tests.comparing import differing

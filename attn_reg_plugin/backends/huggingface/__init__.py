@@ -2,7 +2,7 @@
 
 While a site of a model is open, its configuration names an attention function of ours. It runs the model's own one
 until the site has something to do, and so does our mask function, so an idle site costs a look-up and changes no bit.
-Families that call no interface (DeBERTa, MPNet) are reached by `ordinary`; each is a file of this folder.
+Families that call no interface (DeBERTa, MPNet) are reached by `ordinary`; those of a kind share a file here.
 """
 
 import importlib
@@ -35,7 +35,7 @@ from attn_reg_plugin.backends.huggingface.modules import causal_parts, outermost
 from attn_reg_plugin.backends.huggingface.ordinary import ordinary
 from attn_reg_plugin.backends.pytorch import ReplacingBackend, layer_of, replaced_site
 
-CROSS = re.compile(r"cross|encoder_attn|EncDec")
+CROSS = re.compile(r"cross_?att|encoder_attn|EncDec")
 DECODER = re.compile(r"(^|\.)decoder\.")
 
 #: modules that several layers share, by class: the end of the module's path after that of its caller, with its group

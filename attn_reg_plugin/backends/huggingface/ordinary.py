@@ -1,8 +1,8 @@
 """Attention of transformers models that is an ordinary module: it calls no attention interface.
 
-A family is a file beside this one: a function that computes its attention through `regularized_attention`, registered
-by `computes` for the class of the attention; its method is replaced while a site is open, see `Computation`. Nothing of
-transformers' models is imported for this.
+Families of a kind are in a file beside this one: for each a function that computes its attention through
+`regularized_attention`, registered by `computes` for the class of the attention; its method is replaced while a site is
+open, see `Computation`. Nothing of transformers' models is imported for this.
 """
 
 from collections.abc import Callable

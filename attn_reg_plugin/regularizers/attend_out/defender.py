@@ -51,10 +51,14 @@ class Defender:
             self.optimizer.add_param_group(group)
         self._hyperparameters = _hyperparameters(optimizer)
 
+    def follow(self) -> None:
+        """Train what the attacker trains, which may change, as with gradual unfreezing."""
+        for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
+            ours.requires_grad_(theirs.requires_grad)
+
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
-        for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
-            ours.requires_grad_(theirs.requires_grad)  # what is trained may change, as with gradual unfreezing
+        self.follow()
         with self.precision():
             loss = check_scalar("the problem's loss", problem.loss(self.model, inputs).loss)
         counts, divisor = inputs.get("counts", True), self.divisor(problem)

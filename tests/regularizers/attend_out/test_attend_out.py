@@ -10,11 +10,7 @@ import torch
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers.attend_out import game, generator
 from attn_reg_plugin.regularizers.attend_out.game import Game
-from attn_reg_plugin.regularizers.attend_out.generator import (
-    PolicyGradient,
-    policy_gradient,
-    sample_masks,
-)
+from attn_reg_plugin.regularizers.attend_out.generator import PolicyGradient, policy_gradient, sample_masks
 from tests.attention.tiny_model import TinyClassifier
 from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 from tests.regularizers.trainings import equal

@@ -104,11 +104,11 @@ def test_recomputed_calls_cannot_be_told_apart_and_are_refused(name):
     step(model, OF_THEIR_OWN)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_two_checkpointed_forwards_before_one_backward_are_refused(name, classifier):
+@pytest.mark.parametrize(("name", "checkpointed"), [*((name, True) for name in METHODS), ("random", "reentrant")])
+def test_two_checkpointed_forwards_before_one_backward_are_refused(name, checkpointed, classifier):
     """The first one's masks are gone with the second."""
     method, options = METHODS[name]
-    classifier.encoder.checkpointed = True
+    classifier.encoder.checkpointed = checkpointed
     first, second = EQUALLY_LONG
     with build(method, **options).attach(classifier):
         for text in (first, second):
