@@ -112,6 +112,18 @@ def test_a_step_gets_what_it_takes(step: Any, tmp_path: Path) -> None:
     assert fit(tmp_path, ad_drop(), step(), max_steps=1, log_every_n_steps=1).seen[-1]["regularized"] == 1
 
 
+def test_manual_optimization_is_logged_after_batches_without_a_step(tmp_path: Path) -> None:
+    (model := Classifier()).automatic_optimization = False
+
+    def training_step(batch: dict[str, Tensor], batch_idx: int) -> None:
+        model.manual_backward(model.model(**batch).loss)
+        if batch_idx % 4 == 0:
+            model.optimizers().step()
+
+    model.training_step = training_step
+    assert any(line.get("regularized") for line in fit(tmp_path, ad_drop(), model, max_steps=4).seen)
+
+
 def test_the_guides_lines() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
     code = next(code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "LightningCallback" in code)

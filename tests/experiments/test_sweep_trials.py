@@ -145,8 +145,6 @@ def test_an_interrupted_trial_keeps_what_was_drawn_and_draws_do_not_depend_on_th
 
 
 def test_what_is_killed_has_not_failed(tmp_path: Path) -> None:
-    """One failure ends no sweep, whatever was killed before."""
-
     def train(arm: Arm, number: int, values: Any) -> Iterator[float]:
         time.sleep(0.1 * (number > 0))  # none is complete when the first fails
         if killed or number == 0:
