@@ -19,6 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 Result = TypeVar("Result")
 
 DIRECTIONS = ("high", "low")
+#: n(1 - p) is counted in units of 2^-44, since not every device has float64; a row may have up to 2^19 keys
+_BITS = 44
 #: added to n(1 - p) before it is rounded down: 10 · (1 - 0.9) is 1
 _GUARD = 1e-9
 
@@ -48,8 +50,12 @@ def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
         Counts in [0, n], shape of `valid_keys`, int64. The product is guarded against round-off: n = 10 and
         p = 0.9 leave int(10 · 0.1) = 1 position, not 0.
     """
-    kept = (valid_keys.double() * (1.0 - p) + _GUARD).floor().long()
-    return (valid_keys - kept).clamp(min=0)
+    return (valid_keys - _kept(valid_keys.long(), p)).clamp(min=0)
+
+
+def _kept(keys: Any, p: float) -> Any:
+    """Return int(n(1 - p)) of a number or a tensor of int64."""
+    return (keys * round((1.0 - p) * 2**_BITS) + round(_GUARD * 2**_BITS)) >> _BITS
 
 
 def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str) -> tuple[Tensor, Tensor | None]:
@@ -63,7 +69,7 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
     check_ratio("p", p)
     check_mask("valid", valid)
     keys = attribution.size(-1)
-    largest = keys - math.floor(keys * (1.0 - p) + _GUARD)
+    largest = keys - _kept(keys, p)
     scores = attribution.float() if direction == "high" else -attribution.float()
     if valid is None:
         return scores.topk(largest, dim=-1, sorted=False).indices, None
