@@ -102,8 +102,8 @@ def special_ids_of(tokenizer: Any) -> frozenset[int] | None:
     special = set(getattr(tokenizer, "all_special_ids", ()))
     if codes := getattr(tokenizer, "supported_language_codes", None):  # Marian's, which it does not call special
         special.update(tokenizer.convert_tokens_to_ids(codes))
-    ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("unk", "bos", "eos", "sep", "cls", "pad")}
-    return frozenset(special - ({ids.pop("unk")} - {*ids.values()})) or None
+    others = {getattr(tokenizer, f"{role}_token_id", None) for role in ("bos", "eos", "sep", "cls", "pad")}
+    return frozenset(special - ({getattr(tokenizer, "unk_token_id", None)} - others)) or None
 
 
 def refuse_unused_parameters(wrapped: nn.Module, regularizer: Regularizer, advice: str) -> None:

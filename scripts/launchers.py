@@ -9,6 +9,7 @@ A line for each says whether both processes made their updates as one training; 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import socket
@@ -101,7 +102,9 @@ def tried(launch: Launch, folder: Path) -> str:
         for process in processes:
             process.terminate()  # torchrun ends its workers then, which a kill would leave behind
         for process in processes:
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
         return f"did not end, see {logs[0]}"
     text = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
     if any(codes) or launch.done not in text or "training on 2 devices" not in text or "regularized" not in text:

@@ -22,7 +22,7 @@ DIRECTIONS = ("high", "low")
 #: n(1 - p) is counted in units of 2^-44, since not every device has float64; a row may have up to 2^19 keys
 _BITS = 44
 #: added to n(1 - p) before it is rounded down: 10 · (1 - 0.9) is 1
-_GUARD = 1e-9
+_GUARD = 2.0**-25
 
 
 def check_ratio(name: str, value: float) -> None:

@@ -204,16 +204,19 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
             there = ", ".join(data.column_names)
             raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {there}")
     feature = data.features.get(label)
-    names, rows = getattr(getattr(feature, "feature", feature), "names", None), []
-    if not names or not (task.kind == TAGGING or {*(task.labels or ()), *task.aliases}.issuperset(names)):
+    names, known, rows = getattr(getattr(feature, "feature", feature), "names", None), {*task.aliases}, []
+    known.update(task.labels or ())
+    written = not names and label in data.column_names and _are_labels(data[label], known)
+    if not names or not (task.kind == TAGGING or known.issuperset(names)):
         names = task.labels or ()  # numbers are in the official order, unless the data set's names are the task's
+    is_label = (task.kind == REGRESSION and needed) or (written and str(NO_LABEL) in known)
     for number, row in enumerate(data, start=1):
         where, given, texts = f"{place}, row {number}", row.get(label), tuple(row[name] for name in columns)
         texts = tuple(texts[0] or ()) if task.kind == TAGGING else texts
-        labels, is_label = None, (task.kind == REGRESSION and needed) or str(NO_LABEL) in (task.labels or ())
+        labels = None
         if given not in (None, "") and (given != NO_LABEL or is_label):
             given = given if task.kind == TAGGING else [given]
-            labels = tuple(_as_written(one, task, names, where) for one in given)
+            labels = tuple(_as_written(one, task, None if written else names, where) for one in given)
         elif needed:
             raise ValueError(f"{where}: there is no label, and training and validation need one")
         if labels is not None and task.kind == TAGGING and len(texts) != len(labels):
@@ -222,14 +225,25 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
     return place, rows
 
 
-def _as_written(label: Any, task: LabelledTask, names: Sequence[str], place: str) -> str:
-    """Give a label of the hub as a file has it."""
+def _whole(label: Any) -> Any:
+    """A whole number as one: beside a missing label it is a float."""
+    return int(label) if isinstance(label, float) and label.is_integer() else label
+
+
+def _are_labels(column: Iterable[Any], known: set[str]) -> bool:
+    """Whether the numbers of a column are labels themselves, and not places among them: all of them, or none."""
+    given = (one for label in column for one in (label if isinstance(label, list) else [label]))
+    return all(str(_whole(one)) in known for one in given if one not in (None, "", NO_LABEL))
+
+
+def _as_written(label: Any, task: LabelledTask, names: Sequence[str] | None, place: str) -> str:
+    """Give a label of the hub as a file has it: itself, or the name at its place."""
     if task.kind == REGRESSION or isinstance(label, str):
         return str(label)
-    label = int(label) if isinstance(label, float) and label.is_integer() else label  # beside a missing one
+    label = _whole(label)
     if not isinstance(label, int):
         raise ValueError(f"{place}: the label is {label!r}, but must be a class")
-    if names is task.labels and str(label) in (*names, *task.aliases):
+    if names is None:
         return str(label)
     if not 0 <= label < len(names):
         raise ValueError(f"{place}: the label is {label}, but task {task.name} has {len(names)} labels")

@@ -67,7 +67,7 @@ def _row(path: Path, line: int, task: LabelledTask, values: dict[str, str], need
     """Make a row of values by column name."""
     if needed:
         _check_columns(path, line, task, values, (task.label,))
-    label = (values[task.label],) if values.get(task.label) or (needed and task.label in values) else None
+    label = (values[task.label],) if needed or values.get(task.label) else None
     return Row(line, tuple(values[name] for name in task.text), label, (line,))
 
 
@@ -160,7 +160,7 @@ def _json_rows(path: Path, task: LabelledTask, needed: bool) -> Iterator[Row]:
             if not isinstance(row[name], str):
                 raise ValueError(f"{path}, line {number}: {name!r} is {type(row[name]).__name__}, but must be text")
         if isinstance(row.get(task.label), list | dict | float):  # of floats parse_float leaves NaN and infinities
-            raise ValueError(f"{path}, line {number}: the label is {row[task.label]!r}, but must be one class")
+            raise ValueError(f"{path}, line {number}: the label is {row[task.label]!r}, but must be a text or number")
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
         found = True
         yield _row(path, number, task, texts, needed)

@@ -93,9 +93,9 @@ class Sampling:
             groups.setdefault(example.label if self.per_class else None, []).append(index)
         draw, chosen = random.Random(f"held out {self.seed}"), set()
         for group in groups.values():
-            count = min(max(1, round(self.held_out * len(group))), len(group) - 1)
-            chosen |= set(draw.sample(group, max(count, 0)))
-        if not chosen:
+            count = max(1, round(self.held_out * len(group)))
+            chosen |= set(draw.sample(group, min(count, len(group) - 1) if self.per_class else count))
+        if not 0 < len(chosen) < len(drawn):
             raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
         trained = [example for index, example in enumerate(drawn) if index not in chosen]
         return trained, [drawn[index] for index in sorted(chosen)]

@@ -54,7 +54,7 @@ JSON = [
     ('{"text": "half \\ud83d", "label": "x"}\n', "line 1: a text is missing, or holds half a character"),
     ('{"text": null, "label": "x"}\n', "line 1: no column 'text' for task own; the columns are: label"),
     ('{"text": "a", "label": "x"}\n{"text": "a"}\n', "line 2: no column 'label' with the labels of task own"),
-    ('{"text": "a", "label": NaN}\n', "line 1: the label is nan, but must be one class"),
+    ('{"text": "a", "label": NaN}\n', "line 1: the label is nan, but must be a text"),
     ("", "line 1: the file has no example"),
 ]
 

@@ -49,9 +49,9 @@ def test_a_regression_and_a_test_set_without_labels(hub: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"nyu-mll/glue cola train, row 1: there is no label"):
         read(hub, "cola", classes)
     own = own_task("classification", "sentence", labels="2,-1,1", file_format="tsv")
-    for given in ([-1, 1, 2], [-1.0, 1.0, 2.0]):  # numbers that are labels are no places among them
+    for given, classes in (([-1, 1, 2], [1, 2, 0]), ([-1.0, 1.0, 2.0], [1, 2, 0]), ([0, 1, 2], [0, 1, 2])):
         found = read(hub, own, {"sentence": ["a"] * 3, "label": given}, source="hub:some/data")
-        assert [one.label for one in found] == [1, 2, 0]
+        assert [one.label for one in found] == classes, "labels where all are, else places among them"
 
 
 def test_tags_are_matched_by_name_where_the_data_set_names_them(hub: list[Any]) -> None:

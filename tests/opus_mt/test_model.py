@@ -162,7 +162,7 @@ def test_sinusoids_are_their_formula() -> None:
     padded = positions(torch.tensor([[1, 1, 5, 6], [7, 8, 9, 1]]))
     assert torch.equal(padded[0, 2:], table[:2]) and torch.equal(padded[1, :3], table[:3])
     with pytest.raises(ValueError, match="is 7, but must be even"):
-        MarianPositions(7, padding_idx=1)
+        MarianPositions(7, padding_idx=1, init_size=2)
 
 
 def test_a_notebook_translates_text(converted: Path, marian: tuple, texts: list[str]) -> None:

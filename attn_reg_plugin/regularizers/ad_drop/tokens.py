@@ -55,6 +55,9 @@ def candidate_tokens(valid: Tensor, stack: str, inputs: Mapping[str, Any]) -> Te
     ids = next((one for one in given if one.shape == valid.shape), None)
     special = inputs.get("special_ids")
     if ids is None or not special:
+        unknown = "the ids of special tokens: give Trainer processing_class=tokenizer, or supply(special_ids=...)"
+        unknown = f"the tokens' ids: name the model's argument {' or '.join(IDS)}" if ids is None else unknown
+        warnings.warn(f"ad_drop spares only the first and the last token, for it does not know {unknown}", stacklevel=2)
         places = valid.long().cumsum(-1)
         return valid & (places > 1) & (places < places[:, -1:])
     return valid & ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device))
@@ -88,9 +91,6 @@ def hidden_tokens(
 def hide_tokens(method: ADDrop, forward: Forward) -> None:
     """Attribute F to the tokens of each sequence, and hide the chosen ones from all attentions over it."""
     inputs, sequences = forward.inputs, dict[tuple[str, str], list[AttentionSite]]()
-    if not inputs.get("special_ids"):
-        unknown = "ad_drop does not know the ids of special tokens, and spares the first and the last token only"
-        warnings.warn(f"{unknown}: give Trainer processing_class=tokenizer, or supply(special_ids=...)", stacklevel=2)
     for site in method.attached_sites:
         sequences.setdefault(sequence_of(site), []).append(site)
     if method.attribution == "random":

@@ -103,8 +103,8 @@ class Defender:
         players = (self.attacker, self.attacker_optimizer), (self.model, self.optimizer)
         (winner, winning), (loser, losing) = players if attacker_won else players[::-1]
         ours, theirs = ([*player.parameters(), *player.buffers()] for player in (loser, winner))
-        written = [(one, other) for one, other in zip(ours, theirs, strict=True) if can_be_written(one)]
-        torch._foreach_copy_(*map(list, zip(*written, strict=True)))
+        pairs = [(one, other) for one, other in zip(ours, theirs, strict=True) if can_be_written(one)]
+        torch._foreach_copy_([one for one, _ in pairs], [other for _, other in pairs])
         settings = _hyperparameters(losing)  # the attacker's scheduler may be a step ahead already
         losing.load_state_dict(copy.deepcopy(winning.state_dict()))
         for group, own in zip(losing.param_groups, settings, strict=True):

@@ -121,7 +121,7 @@ def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, directi
     how = {"attribution": attribution, "direction": direction, "objective": log_likelihood, "cross_tuning": "off"}
     method = ADDrop("*", p=p, q=1.0, unit="token", **how)
     asked = {}
-    with method.attach(model) as regularizer, pytest.warns(UserWarning, match="spares the first and the last token"):
+    with method.attach(model) as regularizer, pytest.warns(UserWarning, match="spares only the first"):
         loss = loss_of(model(*BATCH), BATCH[1])
         for site in regularizer.attached_sites:
             [call] = site.calls.made
