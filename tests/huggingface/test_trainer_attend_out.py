@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attn_reg_plugin.huggingface.attend_out import TrainerProblem, example_losses, reward_data
+from attn_reg_plugin.huggingface.attend_out import TrainerDefender, TrainerProblem, example_losses, reward_data
 from attn_reg_plugin.regularizers import AttendOut, Outcome
 from tests.attention.tiny_model import Around
 from tests.backends.huggingface_models import batch, build
@@ -108,22 +108,24 @@ def test_the_generator_reads_what_the_decoder_reads(tmp_path: Path, name: str) -
         problem.tokens({"batch": {**inputs, "decoder_inputs_embeds": labels}})
 
 
-@pytest.mark.parametrize(
-    ("subset", "expected"),
-    [
-        ("valid", ("valid", range(8))),
-        ("train", ("train", range(24))),
-        ("train[75%:]", ("train", range(18, 24))),
-        ("train[:5]", ("train", range(5))),
-        ("train[-4:-1]", ("train", range(20, 23))),
-    ],
-)
-def test_where_rewards_come_from(tmp_path: Path, subset: str, expected: tuple[str, range]) -> None:
+PARTS = {"valid": range(8), "train": range(24), "train[75%:]": range(18, 24), "train[:5]": range(5)}
+
+
+@pytest.mark.parametrize(("subset", "expected"), [*PARTS.items(), ("train[-4:-1]", range(20, 23))])
+def test_where_rewards_come_from(tmp_path: Path, subset: str, expected: range) -> None:
     trainer = trainer_of(tmp_path, "bert")
     trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
     dataset, indices, _ = reward_data(trainer, subset)
-    assert dataset is (trainer.eval_dataset if expected[0] == "valid" else trainer.train_dataset)
-    assert indices == expected[1]
+    assert dataset is (trainer.eval_dataset if subset == "valid" else trainer.train_dataset)
+    assert indices == expected
+
+
+def test_the_defender_trains_what_the_attacker_trains(tmp_path: Path) -> None:
+    model = (trainer := trainer_of(tmp_path, "bert")).model
+    defender = TrainerDefender(trainer, lambda *_: None, model, torch.optim.SGD(model.parameters(), 0.1), 0.0)
+    model.requires_grad_(False)
+    defender.learn(None, {"batch": {}})
+    assert not any(parameter.requires_grad for parameter in defender.model.parameters())
 
 
 def test_a_problem_of_the_users(tmp_path: Path) -> None:
@@ -140,9 +142,7 @@ def test_a_problem_of_the_users(tmp_path: Path) -> None:
         def validation(self, n: int) -> Any:
             return [{"batch": collate(examples("bert", n))}]
 
-    mine = Mine()
-    game = AttendOut(steps=2, sites="*", problem=mine)
-    trainer = trainer_of(tmp_path, "bert", game, own={"eval_dataset": None}, max_steps=4)
-    mine.trainer = trainer
+    game = AttendOut(steps=2, sites="*", problem=(mine := Mine()))
+    trainer = mine.trainer = trainer_of(tmp_path, "bert", game, own={"eval_dataset": None}, max_steps=4)
     trainer.train()
     assert mine.calls == 4 and game.problem is mine
