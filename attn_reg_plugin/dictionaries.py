@@ -69,8 +69,8 @@ def read_index(path: Path) -> tuple[str, np.ndarray] | None:
     return kind, np.frombuffer(content, np.int32, count, head)
 
 
-def check_binaries(folder: Path, split: str, first: Path) -> None:
-    """Refuse a split of fairseq's data that is damaged or has more symbols than its dictionaries, in the first folder.
+def check_binaries(folder: Path, split: str, dictionaries: Path) -> None:
+    """Refuse a split that is damaged or has more symbols than its dictionaries, which may be in another folder.
 
     Other formats than mmap are left to fairseq.
 
@@ -89,7 +89,7 @@ def check_binaries(folder: Path, split: str, first: Path) -> None:
         wanted, found = length * np.dtype(kind).itemsize, binary.stat().st_size
         if found != wanted:
             raise ValueError(f"{binary} is damaged: it has {found} bytes, but {path.name} asks for {wanted}")
-        dictionary = first / f"dict.{path.name.split('.')[-2]}.txt"
+        dictionary = dictionaries / f"dict.{path.name.split('.')[-2]}.txt"
         known = len(SPECIAL) + len(read_dictionary(dictionary))
         largest = int(np.memmap(binary, kind, "r").max()) if length else 0
         if largest >= known:

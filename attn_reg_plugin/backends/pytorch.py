@@ -21,7 +21,7 @@ from attn_reg_plugin.attention.masks import PackedMask
 from attn_reg_plugin.attention.sites import AttentionSite
 
 CROSS = re.compile(r"cross|encoder_attn|src_attn|enc_dec|encdec|memory", re.IGNORECASE)
-STACK = re.compile(r"(?:^|[._])(encoder|decoder)(?=[._]|$)", re.IGNORECASE)
+STACK = re.compile(r"(?:^|[._])(encoder|decoder)(?=[._]|$)")
 #: whether the attentions of PyTorch's own layers are cross attention, by their name in them
 LAYERS = {"self_attn": False, "multihead_attn": True}
 #: packages whose models are other backends' affair
@@ -246,7 +246,7 @@ class PyTorchBackend(ReplacingBackend):
                 layer = modules.get(holder)
                 known = isinstance(layer, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) and name in LAYERS
                 cross = LAYERS[name] if known else bool(CROSS.search(path))
-                named = [stack.lower() for stack in STACK.findall(path)][-1:] == ["decoder"]
+                named = STACK.findall(path.lower())[-1:] == ["decoder"]
                 decoder = isinstance(layer, nn.TransformerDecoderLayer) or cross or named
                 sites.append(self.site(path, module, decoder, cross, layer_of(path)))
         return sites

@@ -77,6 +77,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
     interceptions: Sequence[Interception] = ()
     epoch = 0
     saved: int | None = None  # the update whose state was written last
+    special_ids: frozenset[int] | None = None
     divides: bool | None = None  # whether the trainer's loss is divided by the count of items, once that is known
 
     # -- what Trainer calls -----------------------------------------------------------------------------------------
@@ -98,6 +99,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
             refuse_unused_parameters(trainer.model_wrapped, self.regularizer, UNUSED)
             self.regularizer.attach(trainer.model)
             self.trainer, self.saved, self.divides, self.epoch = trainer, None, None, epochs
+            self.special_ids = special_ids_of(getattr(trainer, "processing_class", None))
             training = TrainerTraining(trainer, trainer.training_step)
             self._intercept()
             self.regularizer.bind(training)
@@ -188,8 +190,7 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         batch = send_to_device(inputs, self.trainer.args.device)
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         told = described(self.regularizer.model, batch) if isinstance(batch, dict) else {}
-        told["special_ids"] = special_ids_of(getattr(self.trainer, "processing_class", None))
-        self.regularizer.supply(batch=batch, num_items=items, read_off=True, **told)
+        self.regularizer.supply(batch=batch, num_items=items, read_off=True, special_ids=self.special_ids, **told)
 
     def _compute_loss(self, original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The trainer's loss; in a step of training, with what the method adds to it."""

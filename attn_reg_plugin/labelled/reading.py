@@ -204,8 +204,8 @@ def _hub_rows(task: LabelledTask, source: str, split: str) -> tuple[str, list[Ro
             there = ", ".join(data.column_names)
             raise ValueError(f"{place} has no column {column!r} for task {task.name}; it has: {there}")
     feature = data.features.get(label)
-    names, known, rows = getattr(getattr(feature, "feature", feature), "names", None), {*task.aliases}, []
-    known.update(task.labels or ())
+    names, rows = getattr(getattr(feature, "feature", feature), "names", None), []
+    known = {*(task.labels or ()), *task.aliases}
     written = not names and label in data.column_names and _are_labels(data[label], known)
     if not names or not (task.kind == TAGGING or known.issuperset(names)):
         names = task.labels or ()  # numbers are in the official order, unless the data set's names are the task's

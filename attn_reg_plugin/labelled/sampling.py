@@ -84,7 +84,7 @@ class Sampling:
         So many of each class are parted class by class, and one of each is trained on.
 
         Raises:
-            ValueError: nothing would be left to train on.
+            ValueError: nothing would be left to train on, or to hold out.
         """
         if not self.held_out:
             return list(drawn), []
@@ -96,6 +96,7 @@ class Sampling:
             count = max(1, round(self.held_out * len(group)))
             chosen |= set(draw.sample(group, min(count, len(group) - 1) if self.per_class else count))
         if not 0 < len(chosen) < len(drawn):
-            raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to train on")
+            what = "train on" if chosen else "hold out, but for one of each class"
+            raise ValueError(f"--held-out {self.held_out} leaves none of {len(drawn)} training examples to {what}")
         trained = [example for index, example in enumerate(drawn) if index not in chosen]
         return trained, [drawn[index] for index in sorted(chosen)]

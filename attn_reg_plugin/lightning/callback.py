@@ -151,19 +151,23 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
             self._seconds.__exit__(None, None, None)
             self._seconds = None
         self.regularizer.supply()
-        automatic, stepped = pl_module.automatic_optimization, trainer.global_step != self.steps
-        if stepped and automatic:  # else another optimizer's update may come first
-            refuse_uncalled(self.regularizer.model, self.regularizer)
-        if stepped and trainer.scaler is not None and trainer.scaler.get_scale() < self.scale:
-            self.regularizer.forget_unfinished()
-        elif stepped:
-            self.regularizer.end_update()
+        stepped = trainer.global_step != self.steps
         if stepped:
-            self.made, self.steps = self.made + 1, trainer.global_step
-            self.regularizer.begin_update(self.made)
-        if (stepped or not automatic) and trainer._logger_connector.should_update_logs:  # which counts batches then
+            self._end_update(trainer, pl_module)
+        counts = stepped or not pl_module.automatic_optimization  # where Lightning's log counts batches, not steps
+        if counts and trainer._logger_connector.should_update_logs:
             line = logged(self.regularizer, pl_module.device, self.rates_by_site)
             pl_module.log_dict(line, on_step=True, on_epoch=False, batch_size=1)  # a step of a loader says none
+
+    def _end_update(self, trainer: Any, pl_module: nn.Module) -> None:
+        if pl_module.automatic_optimization:  # else another optimizer's update may come first
+            refuse_uncalled(self.regularizer.model, self.regularizer)
+        if trainer.scaler is not None and trainer.scaler.get_scale() < self.scale:
+            self.regularizer.forget_unfinished()
+        else:
+            self.regularizer.end_update()
+        self.made, self.steps = self.made + 1, trainer.global_step
+        self.regularizer.begin_update(self.made)
 
     def on_exception(self, trainer: Any, pl_module: nn.Module, exception: BaseException) -> None:
         """Detach also when training ends by an exception."""

@@ -89,10 +89,16 @@ def rates_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Rates]:
     return {site: Rates(*np.array(series[site]).T) for site in sorted(series, key=_order)}
 
 
-def _order(site: str) -> tuple[bool, bool, str, int]:
-    """The encoder first, self before cross, tower by tower, and layers as numbers."""
+def _parts(site: str) -> tuple[str, str, str]:
+    """Stack and kind, layer and tower of a site's name, such as `encoder.self[0]@text`."""
     name, _, rest = site.partition("[")
     layer, _, tower = rest.partition("]")
+    return name, layer, tower
+
+
+def _order(site: str) -> tuple[bool, bool, str, int]:
+    """The encoder first, self before cross, tower by tower, and layers as numbers."""
+    name, layer, tower = _parts(site)
     return not name.startswith("encoder"), not name.endswith("self"), tower, int(layer)
 
 
@@ -152,9 +158,9 @@ def main(words: Sequence[str] | None = None) -> None:
     for site, (curve, error) in fits.items():
         points = ", ".join(f"{drop:g} at {update:g}" for update, drop in curve.points)
         print(f"{site}: drop {points} (rms error {error:.4f}, {len(rates[site].drops)} records)")
-        stack, layer, tower = re.split(r"[][]", site, maxsplit=2)
-        layers.setdefault((stack, tower), []).append(layer)
-    sites = " ".join(f"{stack}[{','.join(found)}]{tower}" for (stack, tower), found in layers.items())
+        name, layer, tower = _parts(site)
+        layers.setdefault((name, tower), []).append(layer)
+    sites = " ".join(f"{name}[{','.join(found)}]{tower}" for (name, tower), found in layers.items())
     print(f"train with: --attn-reg scheduled_dropout --scheduled-dropout-schedule {given.out} --attn-sites '{sites}'")
 
 

@@ -115,8 +115,8 @@ def main() -> None:
     arguments = parser.parse_args()
     found = pd.read_csv(arguments.examples, sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False)[: arguments.count]
     texts, labels = [text.strip() for text in found["sentence"]], found["label"].tolist()
-    found_runs = (path.parent for path in arguments.runs.glob("*/run.json"))
-    runs = sorted(found_runs, key=lambda run: ("plain" not in run.name, run.name))
+    folders = (path.parent for path in arguments.runs.glob("*/run.json"))
+    runs = sorted(folders, key=lambda run: ("plain" not in run.name, run.name))
     if not runs:
         parser.error(f"{arguments.runs} has no runs; train them by attn-reg run shortcuts.yaml")
     words = json.loads((runs[0] / "run.json").read_text(encoding="utf-8"))["flags"]["shortcut-words"].split(",")

@@ -35,10 +35,8 @@ def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return super().forward(*args, **kwargs)
 
-    class Renamed(MultiheadAttention):
-        """Has none of its own."""
-
-    model.encoder.layers[0].self_attn.__class__, model.encoder.layers[1].self_attn.__class__ = Own, Renamed
+    renamed = type("Renamed", (MultiheadAttention,), {})
+    model.encoder.layers[0].self_attn.__class__, model.encoder.layers[1].self_attn.__class__ = Own, renamed
     assert [site.name for site in find_sites(model, "*")] == SITES[1:], "not with a forward of its own"
 
 

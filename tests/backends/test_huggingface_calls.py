@@ -46,16 +46,18 @@ def test_calls_without_gradients_keep_all(unit: str) -> None:
     config = transformers.HrmTextConfig(
         vocab_size=WORDS, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, head_dim=8
     )
-    model, graded = transformers.AutoModelForCausalLM.from_config(config).train(), list[bool]()
-    for site in find_sites(model, "*"):
-        site.module.register_forward_pre_hook(lambda *_: graded.append(torch.is_grad_enabled()))
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    graded = {site.module: list[bool]() for site in find_sites(model, "*")}
+    for module in graded:
+        module.register_forward_pre_hook(lambda module, _: graded[module].append(torch.is_grad_enabled()))
     ids = torch.randint(4, WORDS, (2, 7), generator=torch.Generator().manual_seed(3))
     with ADDrop(p=1.0, q=1.0, unit=unit, sites="*", cross_tuning="off").attach(model) as regularizer:
         model(input_ids=ids)
         calls = [call for site in regularizer.attached_sites for call in site.calls.made]
+        began = [one for site in regularizer.attached_sites for one in graded[site.module][len(site.calls.made) :]]
         causal = torch.ones(7, 7, dtype=torch.bool).tril()
-        masked = sum(not (keep_of(call) | ~causal).all() for call in calls)
-        assert len(graded) == 2 * len(calls) and sum(graded) == 2 * masked != len(graded), "in the probe, and after it"
+        assert {*began} == {True, False}, "after the probe"
+        assert [not (keep_of(call) | ~causal).all() for call in calls] == began
         assert regularizer.summary()["drop_rate"] == 1.0, "of the calls that are attributed"
 
 

@@ -81,7 +81,7 @@ def test_what_is_attached_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 REFUSALS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
-    "sites": ((ad_drop(sites="decoder.cross"),), {}, r"matches nothing in this model; .* sites are: encoder.self\[0\]"),
+    "site": ((ad_drop(sites="decoder.cross"),), {}, r"matches nothing in this model; its sites are: encoder.self\[0\]"),
     "a decoder": ((ADDrop(),), {"name": "llama"}, r"its sites are: decoder.self\[0\] .*; write sites='decoder.self'"),
     "a set": ((AttendOut(reward_subset="test"),), {}, "the trainer has one unnamed eval_dataset"),
     "no set": ((AttendOut(),), {"own": {"eval_dataset": None}}, "the trainer has no eval_dataset"),

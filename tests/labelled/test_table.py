@@ -36,7 +36,7 @@ def test_a_new_task_is_one_row(tmp_path: Path) -> None:
     [
         ("tsv", "a\ty\nx\tgood\nz\t\n", {"text_columns": "a", "label_column": "y"}, "line 3: the label '' is empty"),
         ("tsv", "a\tlabel\nx\tyes\nz\tyes \n", {"text_columns": "a"}, "line 3: the label 'yes ' has blanks around it"),
-        ("csv", 'a,label\nx,"u\nv"\n', {"text_columns": "a"}, r"line 2: the label 'u\\nv' has .* a character that"),
+        ("csv", 'a,label\nx,"u\nv"', {"text_columns": "a"}, r"line 2: the label 'u\\nv' has .* a character that isn't"),
         ("tsv", "a\tlabel\nx\tyes\nz\tyes\n", {"text_columns": "a"}, "all examples have the label 'yes', but"),
         ("conll", "a X\n", {"label_column": "upos"}, "is 'upos', but in a file of words it must be a number"),
         ("conll", "a X\n", {"label_column": "-5"}, "line 1: no column -5 for the label"),

@@ -21,7 +21,7 @@ from attn_reg_plugin.regularizers.base.hooks.forward import Forward
 from attn_reg_plugin.regularizers.base.outputs import NoObjective, check_scalar, gold_of, logits_of, tokens_with_loss
 from attn_reg_plugin.regularizers.base.regularizer import Regularizer, Share
 
-#: of each batch
+#: how often each batch passes through the model
 PASSES = 2
 #: the fields of `Supplied` that have a row for each example
 _OF_A_BATCH = ("targets", "token_mask", "batch")
