@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from attn_reg_plugin.bench.naive_ad_drop import naive_forward
 from attn_reg_plugin.bench.settings import Settings
+from attn_reg_plugin.callbacks import example_outcomes
 from attn_reg_plugin.regularizers import Outcome, Tokens
 from attn_reg_plugin.regularizers.ad_drop.objectives import prediction
 from attn_reg_plugin.regularizers.attend_out.defender import Defender
@@ -65,14 +66,6 @@ class Workload:
         of_tokens = {"ignore_index": PADDING, "label_smoothing": 0.1} if targets.dim() > 1 else {}
         return F.cross_entropy(logits_of(outputs).float().flatten(0, -2), targets.flatten(), **of_tokens)
 
-    def example_losses(self, outputs: Any, targets: Tensor) -> Tensor:
-        """The mean negative log-likelihood per token, or label, of each example, (B,)."""
-        logits = logits_of(outputs).float()
-        if targets.dim() == 1:
-            return F.cross_entropy(logits, targets, reduction="none")
-        losses = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=PADDING, reduction="none")
-        return losses.sum(-1) / targets.ne(PADDING).sum(-1).clamp(min=1)
-
     def update(self, loss: Tensor) -> None:
         """Backward, Adam."""
         loss.backward()
@@ -86,8 +79,10 @@ class Workload:
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Outcome:
         """The loss of an update, or in evaluation of each example; without targets, of the batch."""
         outputs = model(**{name: batch[name] for name in self.inputs})
-        losses = self.loss_of if model.training else self.example_losses
-        return Outcome(losses(outputs, batch.get("targets", self.targets)))
+        targets = batch.get("targets", self.targets)
+        if model.training:
+            return Outcome(self.loss_of(outputs, targets))
+        return example_outcomes(logits_of(outputs), targets, targets.ne(PADDING) if targets.dim() > 1 else None)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> dict[str, Tokens]:
         """Token ids and padding of each stack."""

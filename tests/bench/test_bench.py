@@ -254,6 +254,6 @@ def test_the_encoder_is_padded_on_the_right_and_has_a_label_an_example() -> None
     work = build_workload(Settings("bert", "tiny", 3, 6, 0.5, 20))
     tokens, mask = work.inputs["input_ids"], work.inputs["attention_mask"].bool()
     assert torch.equal(mask, tokens.ne(1)) and torch.equal(mask, mask.sort(-1, descending=True).values)
-    outputs = work.model(**work.inputs)
-    assert outputs.logits.shape == (3, 2) and work.targets.shape == (3,)
-    torch.testing.assert_close(work.loss_of(outputs, work.targets), work.example_losses(outputs, work.targets).mean())
+    outputs, losses = work.model.eval()(**work.inputs), work.loss(work.model, work.batch).loss
+    assert outputs.logits.shape == (3, 2) and work.targets.shape == losses.shape == (3,)
+    torch.testing.assert_close(work.loss_of(outputs, work.targets), losses.mean())
