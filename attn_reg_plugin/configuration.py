@@ -160,8 +160,9 @@ def read(
         there = None
         with contextlib.suppress(OmegaConfBaseException):  # what it refers to may be missing where a flag is given
             there = part.get(name)
-        if isinstance(there, DictConfig):  # names with commas pick the entries of a file's mapping
-            value = {one.strip(): there.get(one.strip()) for one in value.split(",") if one.strip()}
+        if isinstance(there, DictConfig):  # names with commas pick the entries of a file's mapping, if it has any
+            names = [one.strip() for one in value.split(",") if one.strip()]
+            value = {one: there.get(one) for one in names} if any(one in there for one in names) else value
         part[name] = value
     where = {name: flag_of(name) if name in given else f"{path}: {name}" for name in fields}
     plain, shape = resolved(part, path), OmegaConf.structured(settings)

@@ -44,9 +44,8 @@ def test_a_damaged_state_is_named_and_never_run(how: str, tmp_path: Path) -> Non
     damage, told = DAMAGED[how]
     path = tmp_path / "state.pt"
     damage(path)
-    with pytest.raises(
-        ValueError, match=rf"(?s)^{re.escape(str(path))}.*{told}.*; move it away, and the method starts"
-    ):
+    said = rf"(?s)^{re.escape(str(path))}.*{told}.*; move it away, and the method starts"
+    with pytest.raises(ValueError, match=said):
         checkpoints.load_state(path)
     assert not (tmp_path / "ran").exists()
 

@@ -1,5 +1,6 @@
 """The console script itself: help without torch, names that are mistyped, lists."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,8 +69,6 @@ def test_what_is_mistyped(words: list[str], said: str, capsys: pytest.CaptureFix
     ],
 )
 def test_lists(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import re
-
     with pytest.raises(SystemExit, match="0"):
         main(words)
     printed = capsys.readouterr().out

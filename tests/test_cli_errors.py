@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -148,10 +149,7 @@ sys.exit(main(["compare", "x", "--out", "y"]))
 
 
 def test_an_interruption_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(arguments: object) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attn_reg_plugin.commands.run", interrupted)
+    monkeypatch.setattr("attn_reg_plugin.commands.run", mock.Mock(side_effect=KeyboardInterrupt))
     assert main(["bench"]) == 130 and capsys.readouterr().err == "attn-reg bench: interrupted\n"
 
 

@@ -1,6 +1,7 @@
 """Settings as flags and as YAML: what wins, what is converted, and what is refused by its name."""
 
 import argparse
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,9 @@ def parse(*words: str, config: str | None = None, folder: Path | None = None) ->
 
 def test_values_are_converted() -> None:
     line = "--lr 1e-3 x --layers 2 --names a,b --texts 1,2 --texts 3 --deep -- --fp16 'a b'"
-    found = parse(*[word.strip("'") for word in line.replace("'a b'", "a_b").split()])
+    found = parse(*shlex.split(line))
     assert (found.lr, found.layers, found.names, found.texts) == (0.001, 2, ("a", "b"), ("1,2", "3"))
-    assert (found.deep, found.flags, found.data) == (True, "--fp16 a_b", Path("x"))
+    assert (found.deep, found.flags, found.data) == (True, "--fp16 'a b'", Path("x"))
 
 
 FILE = """

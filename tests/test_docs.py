@@ -1,5 +1,6 @@
 """The documentation says what is there: generated flags, flags that pages name, and the diffs of CONTRIBUTING."""
 
+import argparse
 import json
 import re
 from dataclasses import replace
@@ -188,8 +189,6 @@ def test_the_memory_of_the_costs_is_what_is_counted():
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
     """Every flag of fairseq's programs, of the package's classes, and of attn-reg and the scripts."""
-    import argparse
-
     from fairseq import options
     from fairseq.dataclass.utils import gen_parser_from_dataclass
     from fairseq.models import ARCH_MODEL_REGISTRY

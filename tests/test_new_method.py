@@ -1,5 +1,6 @@
 """CONTRIBUTING's method and backend work; every command, table and page has the method from the registry alone."""
 
+import argparse
 import inspect
 import re
 import sys
@@ -70,8 +71,6 @@ def test_the_comparisons_have_it(method: type[Regularizer], capsys: pytest.Captu
 
 
 def test_fairseq_has_its_flags(method: type[Regularizer]) -> None:
-    import argparse
-
     from fairseq.dataclass import FairseqDataclass
     from fairseq.dataclass.utils import gen_parser_from_dataclass
 

@@ -30,7 +30,6 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before} - sys.stdlib_m
 
 def test_public_names_exist():
     assert set(attn_reg_plugin.__all__) >= PUBLIC
-    assert all(hasattr(attn_reg_plugin, name) for name in attn_reg_plugin.__all__)
     assert attn_reg_plugin.__all__ == sorted(attn_reg_plugin.__all__)
     assert all(getattr(attn_reg_plugin, name).__doc__ for name in attn_reg_plugin.__all__)
 

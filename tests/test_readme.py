@@ -3,7 +3,6 @@
 import argparse
 import re
 import sys
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,9 +12,9 @@ from attn_reg_plugin.bench.rows import all_rows
 from attn_reg_plugin.configuration import load
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.regularizers import REGISTRY, Regularizer, options_of
+from tests.loading import ROOT
 from tests.regularizers.registered import methods_of_readme
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README + GUIDE, re.DOTALL)

@@ -29,6 +29,8 @@ _NAMED |= {"held_out": 0.0, "label_noise": 0.0, "shortcut": 0.0, "shortcut_words
 DECIDED = {name.replace("_", "-"): name for name in _NAMED}
 DECIDED |= {"train-sample-seed": "seeds", "seed": "seeds", "save-dir": "out"}
 DECIDED |= {"restore-file": START}  # a killed run would begin anew with it
+#: what a run reads and keeps is the command's
+DECIDED |= dict.fromkeys(("log-format", "disable-validation", "no-save", "valid-subset"), "")
 #: flags by which a metric chooses checkpoints
 CHOOSING = {"best-checkpoint-metric": "metric", "maximize-best-checkpoint-metric": "metric"}
 #: flags that name a file, whose content makes a run another one

@@ -74,7 +74,7 @@ class FineTuning(Comparison):
     labels: str = setting("of your own files: the label set (default: that of the training file)", "", group=DATA)
     file_format: str = setting("of your own files: tsv, csv, jsonl, conll or conllu", "", group=DATA)
     train_per_class: int = setting(
-        "train on K of every class only, drawn anew for every seed; 0: on all",
+        "train on at most K of every class, drawn anew for every seed; 0: on all",
         0,
         within="[0, inf)",
         metavar="K",
@@ -177,6 +177,7 @@ class FineTuning(Comparison):
             refuse_split("DATA", self.data)
         task = with_labels(self.labelled_task(), self.data)
         self._check_metric(task)
+        self.corruption(1).check(task)
         model = self.model or packaged_model()
         examples = read_split(task, self.data, "train")
         self.check_part(len(examples))

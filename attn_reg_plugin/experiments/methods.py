@@ -158,6 +158,8 @@ def _configured(name: str, settings: Any, table: Mapping[str, Method]) -> Method
     if not isinstance(settings, Mapping):
         raise ValueError(f"methods: {name} is {settings!r}, but must be a mapping of settings, such as {{p: 0.3}}")
     base = find_method(str(settings.get("like", name)), table)
+    if base.name == UNTUNED != name:
+        raise ValueError(f"methods: {name} is like {UNTUNED}, which has no other name; give it a `title`")
     if not re.fullmatch(r"[^\W_][\w.+-]*", name):
         raise ValueError(f"methods: {name!r} isn't a name for a folder: a letter or digit, then these and '_-+.'")
     own = {}

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: the fairseq task that every method is trained with; with `--attn-reg none` it is plain translation
 TASK = "attn_reg_translation"
+#: flags of both commands that the data decide
+_LANGUAGES = dict.fromkeys(("source-lang", "target-lang", "-s", "-t"), "data")
 #: D-<sample id>, the score, the detokenized translation (which may be empty)
 _HYPOTHESIS = re.compile(r"D-(\d+)\t[^\t]*\t(.*)", re.DOTALL)
 
@@ -56,7 +58,9 @@ class TranslationComparison(Comparison):
     opus_mt: Path | None = setting(
         "start from this folder of `attn-reg convert opus-mt`, with which DATA was prepared too", None, group="data"
     )
-    arch: str = setting("fairseq architecture; the sizes below override its own", "transformer")
+    arch: str = setting(
+        "fairseq architecture; the sizes below override its own; not with --opus-mt, which has its own", "transformer"
+    )
     layers: int = setting("layers of the encoder and of the decoder", 6, within="[1, inf)")
     embed_dim: int = setting("width of the model", 512, within="[1, inf)")
     ffn_dim: int = setting("width of the feed-forward layers", 2048, within="[1, inf)")
@@ -82,17 +86,18 @@ class TranslationComparison(Comparison):
 
     def __post_init__(self) -> None:
         """Check what depends on several settings."""
-        if self.embed_dim % self.heads:
+        if self.opus_mt is None and self.embed_dim % self.heads:
             raise ValueError(f"--heads {self.heads} does not divide --embed-dim {self.embed_dim}")
         super().__post_init__()
         given = parsed("--generate-flags", self.generate_flags)
-        refuse_decided("--generate-flags", given, dict.fromkeys(("task", "path", "results-path", "gen-subset"), ""))
+        decided = dict.fromkeys(("task", "path", "results-path", "gen-subset"), "") | _LANGUAGES
+        refuse_decided("--generate-flags", given, decided)
         self._check_user_dir("--generate-flags", given)
 
     @property
     def decided(self) -> Mapping[str, str]:
-        """Also the task; and with a metric, the flags that it stands for."""
-        return {**super().decided, "task": "", **(CHOOSING if self.metric != "loss" else {})}
+        """Also task and languages; and with a metric, the flags that it stands for."""
+        return {**super().decided, "task": "", **_LANGUAGES, **(CHOOSING if self.metric != "loss" else {})}
 
     def plan(self, methods: Sequence[Method]) -> list[Run]:
         """The runs, with the flags of both commands."""

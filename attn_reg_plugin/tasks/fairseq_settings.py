@@ -62,6 +62,8 @@ def _by_epoch(config: Any, batches: int) -> list[int]:
     """Count the updates of each epoch that --update-freq names; --skip-remainder-batch leaves the last batch out."""
     skips = fairseq_setting(config, "skip_remainder_batch") in (True, "True")
     frequencies = _numbers(config, "update_freq", 1)
+    if min(frequencies) < 1:
+        raise ValueError(f"--update-freq is {min(frequencies):g}, but must be at least 1")
     return [math.floor((batches - 1) / freq) if skips else math.ceil(batches / freq) for freq in frequencies]
 
 

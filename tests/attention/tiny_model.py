@@ -1,10 +1,8 @@
 """Models small enough to evaluate literally: their attention is a site, or whatever a test puts in its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -159,7 +157,7 @@ class Materialized:
         self.maps[name], self.valid[name] = weights, valid
         return self.given.get(name, weights) @ value
 
-    def __enter__(self) -> Materialized:
+    def __enter__(self) -> Self:
         for module in attentions(self.model).values():
             module.attend = self
         return self

@@ -1,8 +1,6 @@
 """PyTorch's attention written out, whichever framework calls it, so that its maps stand in the autograd graph."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ class Materialized:
         self.maps: list[Tensor] = []
         self.softmax, self.dropout = nn.functional.softmax, nn.functional.dropout
 
-    def __enter__(self) -> Materialized:
+    def __enter__(self) -> Self:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(nn.functional, "softmax", self.keep_softmax)
         self.patch.setattr(nn.functional, "dropout", self.keep_dropout)

@@ -14,19 +14,17 @@ from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.ad_drop import ad_drop
-from tests.backends.fairseq_models import HEADS, LAYERS, batch, transformer
+from tests.attention.tiny_model import EVERY
+from tests.backends.fairseq_models import HEADS, batch, transformer
 from tests.backends.materialized import Materialized
 
-SITES = [f"encoder.self[{i}]" for i in range(LAYERS)] + [
-    f"decoder.{kind}[{i}]" for i in range(LAYERS) for kind in ("self", "cross")
-]
 PAD = 1
 
 
 def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
     model = transformer()
     sites = find_sites(model, "*")
-    assert [site.name for site in sites] == SITES
+    assert [site.name for site in sites] == EVERY
     assert sites[0].path == "encoder.layers.0.self_attn"
     assert sites[3].path == "decoder.layers.0.encoder_attn"
     assert all(model.get_submodule(site.path) is site.module for site in sites)
@@ -37,7 +35,7 @@ def test_every_attention_is_a_site_in_the_order_of_the_model() -> None:
 
     renamed = type("Renamed", (MultiheadAttention,), {})
     model.encoder.layers[0].self_attn.__class__, model.encoder.layers[1].self_attn.__class__ = Own, renamed
-    assert [site.name for site in find_sites(model, "*")] == SITES[1:], "not with a forward of its own"
+    assert [site.name for site in find_sites(model, "*")] == EVERY[1:], "not with a forward of its own"
 
 
 def test_what_a_forward_tells() -> None:
@@ -66,7 +64,7 @@ def test_attaching_leaves_evaluation_and_state_alone_and_detaching_the_modules(t
     with torch.no_grad():
         expected, state = model(**inputs)[0], copy.deepcopy(model.state_dict())
         with ADDrop(sites="*", cross_tuning="off").attach(model):
-            assert sum("forward" in vars(module) for module in model.modules()) == len(SITES)
+            assert sum("forward" in vars(module) for module in model.modules()) == len(EVERY)
             assert torch.equal(model(**inputs)[0], expected)
             assert list(model.state_dict()) == list(state)
             assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -78,9 +76,8 @@ def test_attaching_leaves_evaluation_and_state_alone_and_detaching_the_modules(t
 def test_a_refused_site_leaves_the_others_as_they_were(odd: str) -> None:
     model = transformer()
     setattr(model.decoder.layers[1].self_attn, odd, nn.Parameter(torch.zeros(1, 1, 16)) if odd == "bias_k" else True)
-    with pytest.raises(
-        ValueError, match=rf"decoder\.self\[1\].* {odd.removeprefix('use_')}, which cannot be regularized"
-    ):
+    said = rf"decoder\.self\[1\].* {odd.removeprefix('use_')}, which cannot be regularized"
+    with pytest.raises(ValueError, match=said):
         ADDrop(sites="*").attach(model)
     assert not any("forward" in vars(module) for module in model.modules())
 
@@ -107,8 +104,8 @@ def test_gradient_attribution_is_the_gradient_of_the_attention_map(dropout: floa
     for group, call in zip(grouped.call_args_list, drawn.call_args_list, strict=True):
         names = [site.name for site, *_ in group.args[1]]
         ours |= zip(names, call.args[0].chunk(len(names)), strict=True)
-    assert len(ours) == len(expected) == len(SITES)
-    for gradient, name in zip(expected, SITES, strict=True):
+    assert len(ours) == len(expected) == len(EVERY)
+    for gradient, name in zip(expected, EVERY, strict=True):
         attribution = ours[name]
         assert gradient.abs().max() > 1e-4, name
         assert attribution.shape == gradient.shape

@@ -159,7 +159,6 @@ def test_a_bool_mask_that_eager_adds_as_numbers_is_refused() -> None:
     with ADDrop(p=0.5, q=0.5, cross_tuning="off").attach(model):
         model(**inputs)
         inputs["attention_mask"][..., -1] = False
-        with pytest.raises(
-            RuntimeError, match=r"^encoder\.self\[0\] .* is given a bool mask, .* attn_implementation='sdpa'$"
-        ):
+        said = r"^encoder\.self\[0\] .* is given a bool mask, .* attn_implementation='sdpa'$"
+        with pytest.raises(RuntimeError, match=said):
             model(**inputs)

@@ -12,11 +12,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
-from tests.attention.tiny_model import opened
+from tests.attention.tiny_model import EVERY, opened
 from tests.backends.materialized import Materialized
 
 WIDTH, HEADS = 16, 4
-SITES = ["encoder.self[0]", "encoder.self[1]"] + [f"decoder.{k}[{i}]" for i in range(2) for k in ("self", "cross")]
 
 
 class Translator(nn.Module):
@@ -62,7 +61,7 @@ def step(model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 def test_the_sites_of_a_transformer() -> None:
     model, _ = translator()
     sites = find_sites(model, "*")
-    assert [site.name for site in sites] == SITES
+    assert [site.name for site in sites] == EVERY
     assert sites[3].path == "transformer.decoder.layers.0.multihead_attn"
     assert [s.name for s in find_sites(model.transformer.decoder.layers[0], "*")] == [
         "decoder.self[0]",
@@ -141,7 +140,7 @@ def test_detaching_restores_every_module() -> None:
     model, inputs = translator()
     before = {name: (type(module), list(vars(module))) for name, module in model.named_modules()}
     with ADDrop(sites="*", cross_tuning="off").attach(model):
-        assert sum("forward" in vars(module) for module in model.modules()) == len(SITES)
+        assert sum("forward" in vars(module) for module in model.modules()) == len(EVERY)
         torch.manual_seed(1)
         regularized = model(*inputs)
         twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))

@@ -17,8 +17,8 @@ from attn_reg_plugin import ADDrop
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers import build as method
 from tests.backends.huggingface_models import build
-from tests.huggingface.processes import check, run_in_processes
 from tests.huggingface.trainers import ad_drop, collate, examples, print_of, weights
+from tests.processes import check, run_in_processes
 
 pl = pytest.importorskip("lightning.pytorch")
 LightningCallback = attn_reg_plugin.LightningCallback

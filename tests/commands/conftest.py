@@ -4,16 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from attn_reg_plugin.cli import _parsed
-from attn_reg_plugin.experiments.fine_tuning import FineTuning
-from attn_reg_plugin.experiments.steps import from_arguments
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import find_task
 from tests.models.hf_folders import make_encoder, make_model, make_rte, tokenizer
-
-
-def fine_tuning_of(*words: str) -> FineTuning:
-    return from_arguments(FineTuning, _parsed("finetune", words))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from attn_reg_plugin.cli import main
+from attn_reg_plugin.cli import _parsed, main
 from attn_reg_plugin.experiments import trained as trained_module
 from attn_reg_plugin.experiments.fine_tuning import FineTuning
 from attn_reg_plugin.experiments.methods import known_methods, select_methods
@@ -18,15 +18,19 @@ from attn_reg_plugin.experiments.predicted import file_of, read_predictions, wri
 from attn_reg_plugin.experiments.running import checks
 from attn_reg_plugin.experiments.running import run as runs_module
 from attn_reg_plugin.experiments.running.run import Run
+from attn_reg_plugin.experiments.steps import from_arguments
 from attn_reg_plugin.experiments.trained import Trained
 from attn_reg_plugin.labelled import REGRESSION, TAGGING, LabelledTask, read_split
 from attn_reg_plugin.labelled.metrics import SENTENCE_END, tag_codes
 from attn_reg_plugin.regularizers.base.outputs import IGNORED
-from tests.commands.conftest import fine_tuning_of as parsed
 from tests.experiments.starting import task_of
 from tests.models.hf_folders import make_encoder, make_mnli, make_toy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def parsed(*words: str) -> FineTuning:
+    return from_arguments(FineTuning, _parsed("finetune", words))
 
 
 def planned(*words: str, methods: str = "plain") -> list[Run]:
@@ -104,7 +108,7 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
     (other,) = planned(*words)
     assert len(commas) == 2 and "labels" not in other.flags and other.settings["labels"] == ["no", "yes, sure"]
     checks.check_runs([other])
-    for words, reason in (
+    for wrong, reason in (
         ([*rte, *columns], "--: rte is a task with files of its own; leave --text-columns out"),
         (["classification", "hub", *rte[2:], *columns], "classification is for files of your own, but DATA is hub"),
         (
@@ -113,10 +117,11 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
         ),
         (["classification", "gone", *rte[2:], *columns], "the data folder gone does not exist; give the one with your"),
         (["classification", str(folder), *rte[2:]], "has 1 or 2 --text-columns, not 0"),
+        ([*words, "--shortcut", "1", "--shortcut-words", "w1"], "has 1, but must have one for each of the 2"),
         (["tagging", str(folder), *rte[2:]], "--file-format|has no training file|csv is not for tagging"),
     ):
         with pytest.raises(ValueError, match=reason.removeprefix("--: ")):
-            planned(*words)
+            planned(*wrong)
 
 
 def test_every_seed_trains_on_examples_of_its_own(rte: list[str]) -> None:
@@ -242,7 +247,7 @@ def test_updates_are_counted_with_the_flags_that_change_them(rte: list[str]) -> 
     assert updates(*fives) == updates(*fives, "--batch-size=64") == "120"
     assert updates(*fives, "--max-epoch", "0", "--max-update", "70") == "70"
     assert updates("--", "--update-freq", "2,1") == "29", "two batches an update in the first epoch alone"
-    for wrong in (["--update-freq", "x"], ["--batch-size", "0"], ["--max-epoch", "0"]):
+    for wrong in (["--update-freq", "x"], ["--update-freq", "0"], ["--batch-size", "0"], ["--max-epoch", "0"]):
         with pytest.raises(ValueError, match=f"^plain: (argument )?{wrong[0]}"):
             updates("--", *wrong)
 

@@ -16,8 +16,8 @@ from attn_reg_plugin.experiments import translation
 from attn_reg_plugin.experiments.converting import Conversion
 from attn_reg_plugin.experiments.methods import select_methods
 from attn_reg_plugin.experiments.steps import Step, plan
-from tests.experiments.toy_corpus import empty_corpus
-from tests.opus_mt.random_marian import make_marian
+from tests.experiments.starting import empty_corpus
+from tests.opus_mt.folders import make_marian
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TEN = list(range(10))
@@ -134,9 +134,8 @@ def test_a_model_is_converted_once_and_a_folder_belongs_to_one(tmp_path: Path, m
     record = tmp_path / "model.name"
     config.write_text(config.read_text().rstrip("\n") + "\n")
     record.unlink()
-    with pytest.raises(
-        ValueError, match=r"isn't empty, and no model\.name says what was converted there; give another"
-    ):
+    said = r"isn't empty, and no model\.name says what was converted there; give another"
+    with pytest.raises(ValueError, match=said):
         start.carry_out()
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -46,10 +47,7 @@ def test_after_a_kill_the_same_command_makes_the_whole(source: Path, tmp_path: P
 def test_what_is_stopped_leaves_nothing(
     source: Path, tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(preparation, step, stop)
+    monkeypatch.setattr(preparation, step, mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted(source, tmp_path / "new" / "out"))
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]

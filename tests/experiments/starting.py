@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -70,3 +71,13 @@ def quick_starts() -> Iterator[None]:
         forking = SimpleNamespace(**{**vars(subprocess), "Popen": start_forked})
         patch.setattr("attn_reg_plugin.experiments.running.executor.subprocess", forking)
         yield
+
+
+def empty_corpus(data: Path) -> Path:
+    """A prepared folder as far as its files' names go."""
+    names = ("train.en-ro.en.idx", "train.en-ro.ro.idx", "test.en-ro.en.idx", "test1.en-ro.en.idx")
+    others = ("bin/dict.en.txt", "bin/dict.ro.txt", "raw/test.ro", "raw/test1.ro")
+    for name in (*(f"bin/{name}" for name in names), *others):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(b"TNTIDX\0\0" if name.endswith("idx") else b"")  # of a format not looked into
+    return data

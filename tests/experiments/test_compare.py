@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,8 +16,7 @@ from attn_reg_plugin.experiments.running import run as runs
 from attn_reg_plugin.experiments.running.checks import check_runs
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import raw_lines
-from tests.experiments.starting import task_of
-from tests.experiments.toy_corpus import empty_corpus
+from tests.experiments.starting import empty_corpus, task_of
 from tests.tasks.fairseq_runs import make_corpus
 
 SIZE_FLAGS = {"layers": 1, "embed-dim": 16, "ffn-dim": 32, "heads": 2, "epochs": 2, "max-tokens": 200, "warmup": 10}
@@ -207,7 +207,10 @@ def test_a_folder_that_cannot_be_used_is_refused(
         ),
         (["--", "--attn-reg", "nope"], "--train-flags has --attn-reg, which the setting methods decides; give that"),
         (["--", "--user-dir", "gone"], "--train-flags: --user-dir is gone, but there is no such folder"),
+        (["--", "--log-format", "simple"], "--train-flags has --log-format, which the command decides; leave it out"),
+        (["--", "-s", "ro"], "--train-flags has -s, which the setting data decides; give that"),
         (["--generate-flags=--path x.pt"], "--generate-flags has --path, which the command decides; leave it out"),
+        (["--generate-flags=-t en"], "--generate-flags has -t, which the setting data decides; give that"),
         (["--train-examples", "101"], "--train-examples is 101, but there are 100 training examples"),
         (["--train-fraction", "0.004"], "--train-fraction 0.004 of 100 training examples is none"),
         (["--arch", "nothing"], "plain: argument --arch/-a: invalid choice: 'nothing'"),
@@ -237,14 +240,11 @@ def test_what_cannot_work_is_said_before_anything_is_written(
 def test_a_comparison_from_end_to_end(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     out = tmp_path / "runs"
     line = ["compare", str(corpus), "--out", str(out), "--methods", "plain,own_attention_dropout", *SMALL]
     line += ["--jobs", "2", "--metric", "bleu", "--generate-flags", "--max-len-b 5", "--", "--lr", "0.01"]
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "execute", interrupt)
+        patch.setattr(runs, "execute", mock.Mock(side_effect=KeyboardInterrupt))
         assert main(line) == 130 and "the same command goes on" in capsys.readouterr().out
     assert main(line) == 0
     printed = capsys.readouterr().out

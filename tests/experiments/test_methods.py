@@ -93,6 +93,7 @@ def test_a_mapping_gives_each_its_settings() -> None:
         ({"mine": None}, [], "unknown method 'mine'; the methods are: untuned, plain"),
         ({"a/b": {"like": "plain"}}, [], "methods: 'a/b' isn't a name for a folder"),
         ({"_a": {"like": "plain"}}, [], "methods: '_a' isn't a name for a folder: a letter or digit"),
+        ({"a": {"like": "untuned"}}, [], "a is like untuned, which has no other name; give it a `title`"),
         ({"plain": {"flags": "'"}}, [], 'methods: plain: flags "\'": a quote is not closed'),
         (None, [], "--methods is empty"),
         (3, [], "methods is 3, but must be names with commas, or a mapping of each to its settings"),

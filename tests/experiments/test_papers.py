@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from attn_reg_plugin.experiments.steps import EACH, plan
 from attn_reg_plugin.regularizers.scheduled_dropout import Schedule
+from tests.experiments.starting import empty_corpus
 from tests.experiments.toy import run_toy, toy_steps
-from tests.experiments.toy_corpus import empty_corpus
 from tests.regularizers.registered import methods_of_readme
 
 PAPERS = Path(__file__).resolve().parents[2] / "examples" / "papers"

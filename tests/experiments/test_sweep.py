@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas
 import pytest
@@ -77,6 +78,7 @@ def test_drawn_trials_take_the_seeds_in_turn(tmp_path: Path) -> None:
         ("{attribution: [gradient, magic]}", "space: attribution is 'magic', but must be one of"),
         ("{magic: [1]}", "space: unknown key 'magic'; the keys are: sites, unit, p, q, cross_tuning"),
         ("{task: [rte, cola]}", "space: unknown key 'task'; the keys are: "),
+        ("{metric: [accuracy, f1]}", "space: unknown key 'metric'; the keys are: "),
         ("{p: 0.3}", "space: p is 0.3, but must be a list of values, or {log: [low, high]}"),
         ("{p: []}", "space: p is []: The `choices` must contain one or more elements"),
         ("{p: {uniform: [0.9, 0.1]}}\ntrials: 2", "space: p is {'uniform': [0.9, 0.1]}: "),
@@ -112,10 +114,11 @@ def test_refusals_name_the_file_and_the_key(
 
 def test_it_is_a_step_and_its_keys_are_no_flags(tmp_path: Path) -> None:
     text = "task: rte\nsweep:\n  out: o/${task}\n  finetune: {task: '${task}', data: d}\n  space: {p: [0.1]}\n"
-    (tmp_path / "s.yaml").write_text(text)
-    (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2"])
+    (tmp_path / "s.yaml").write_text(f"{text}  method: {{like: attend_out}}\n")
+    (step,) = plan(tmp_path / "s.yaml", ["--task", "cola", "--jobs", "2", "--method", "ad_drop"])
     found = step.settings
     assert (found.finetune["task"], found.out, found.comparison().jobs) == ("cola", Path("o/cola"), 2)
+    assert found.method == "ad_drop"
     with pytest.raises(SystemExit):
         main(["sweep", str(tmp_path / "s.yaml"), "--space", "{}"])
 
@@ -160,11 +163,8 @@ def test_a_sweep_from_end_to_end(
         name, seed = what.removeprefix("training of ").split(", seed ")
         return 60.0 + (gain.get(name, 1.0) if "ad_drop" in name else int(seed))
 
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     (rte / "s.yaml").write_text(of_space("{p: [0.1, 0.9], q: [0.1, 0.3]}"))
-    monkeypatch.setattr(runs, "execute", interrupt)
+    monkeypatch.setattr(runs, "execute", mock.Mock(side_effect=KeyboardInterrupt))
     assert main(["sweep", "s.yaml"]) == 130 and "the same command goes on" in capsys.readouterr().out
     monkeypatch.setattr(runs, "execute", pretend(accuracy, told))
     assert main(["sweep", "s.yaml", "--jobs", "2"]) == 1

@@ -208,7 +208,7 @@ def _make_text(settings: Any) -> None:
 
 def _make_marian(settings: Any) -> None:
     from attn_reg_plugin.corpora.phrasebook import splits
-    from tests.opus_mt.random_marian import make_marian
+    from tests.opus_mt.folders import make_marian
 
     if Path(settings.model).is_dir():
         return

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification
 
 from tests.backends.huggingface_models import build
-from tests.huggingface.processes import check, run_in_processes
 from tests.huggingface.trainers import collate, examples, weights
+from tests.processes import check, run_in_processes
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
 LOOP = re.search(r"## Accelerate\n.*?```python\n(.*?)```", GUIDE, re.DOTALL)[1]

@@ -56,12 +56,13 @@ def test_a_batch_that_the_model_sees_twice_is_learned_once(tmp_path: Path) -> No
     assert len(calls) == 4, "two players, two updates"
 
 
-def literal_losses(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> list[float]:
-    """Each example's loss by itself."""
+def literal_outcomes(name: str, logits: torch.Tensor, inputs: dict[str, torch.Tensor]) -> tuple[list, list]:
+    """Each example's loss and share of right answers, by itself."""
     labels = inputs["labels"]
     if name == "llama":
         logits, labels = logits[:, :-1], labels[:, 1:]
-    return [F.cross_entropy(logits[i], labels[i]).item() for i in range(3)]
+    right = [(logits[i].argmax(-1) == labels[i])[labels[i] != -100].float().mean().item() for i in range(3)]
+    return [F.cross_entropy(logits[i], labels[i]).item() for i in range(3)], right
 
 
 @pytest.mark.parametrize("around", [False, True])
@@ -73,9 +74,9 @@ def test_losses_of_examples(tmp_path: Path, name: str, around: bool) -> None:
     trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
     problem = TrainerProblem(trainer, "valid")
     outcome = problem.loss(model, {"batch": inputs})
-    expected = literal_losses(name, model(**inputs).logits, inputs)
+    expected, right = literal_outcomes(name, model(**inputs).logits, inputs)
     assert outcome.loss.tolist() == pytest.approx(expected, abs=1e-5)
-    assert ((outcome.metric >= 0) & (outcome.metric <= 1)).all()
+    assert outcome.metric.tolist() == pytest.approx(right)
     one_by_one = problem._one_by_one(model, inputs).loss.tolist()
     assert one_by_one == pytest.approx(expected, abs=1e-5)
 

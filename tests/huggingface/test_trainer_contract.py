@@ -23,8 +23,8 @@ from attn_reg_plugin.regularizers.ad_drop.ad_drop import ADDrop
 from attn_reg_plugin.regularizers.base.context import Supplied
 from tests.backends.huggingface_models import build as build_model
 from tests.comparing import differing
-from tests.huggingface.processes import check, kill_oneself, run_in_processes
 from tests.huggingface.trainers import On, ad_drop, examples, lone_and_game, print_of, trainer_of, weights
+from tests.processes import check, kill_oneself, run_in_processes
 from tests.regularizers import registered
 
 #: alone and together

@@ -15,8 +15,8 @@ from attn_reg_plugin.huggingface import AttnRegCallback
 from attn_reg_plugin.regularizers import Regularizer
 from attn_reg_plugin.regularizers.r_drop import RDrop
 from tests.backends.huggingface_models import build
-from tests.huggingface.processes import check, run_in_processes
 from tests.huggingface.trainers import ad_drop, trainer_of, weights
+from tests.processes import check, run_in_processes
 
 UPDATES, SAVED = 4, 2
 LAYER = "BertLayer"

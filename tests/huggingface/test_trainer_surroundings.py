@@ -63,9 +63,8 @@ def test_what_is_no_method(given: Any, options: dict[str, Any], said: str) -> No
 
 @pytest.mark.parametrize("given", [ADDrop(), ADDrop])
 def test_a_method_in_place_of_a_callback(tmp_path: Path, given: Any) -> None:
-    with pytest.raises(
-        AttributeError, match=r"ADDrop is a method and no callback; .*AttnRegCallback\(ADDrop\(\.\.\.\)"
-    ):
+    said = r"ADDrop is a method and no callback; .*AttnRegCallback\(ADDrop\(\.\.\.\)"
+    with pytest.raises(AttributeError, match=said):
         trainer_of(tmp_path, callbacks=(given,))
 
 

@@ -1,6 +1,7 @@
 """Labelled tasks through the `datasets` library, with data sets made here in place of the hub's."""
 
 from typing import Any
+from unittest import mock
 
 import datasets
 import pytest
@@ -102,10 +103,7 @@ def test_broken_rows(task: str, columns: dict[str, list[Any]], message: str, hub
 
 
 def test_a_failure_says_to_give_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*args: object, **kwargs: object) -> None:
-        raise ConnectionError("no network\nat all")
-
-    monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr(datasets, "load_dataset", mock.Mock(side_effect=ConnectionError("no network\nat all")))
     message = r"nyu-mll/glue rte train could not be read .*\(ConnectionError: no network\): give a folder instead$"
     with pytest.raises(ValueError, match=message):
         read_split(find_task("rte"), "hub", "train")

@@ -97,9 +97,8 @@ def test_a_checkpoint_of_other_labels_is_refused(folder: Path) -> None:
     """Also where they are as many, as labels of another training file may be."""
     model = build(folder, "mnli")
     model.model.config.id2label = {0: "entailment", 1: "contradiction", 2: "neutral"}
-    with pytest.raises(
-        ValueError, match="has the labels entailment, contradiction, neutral, but the data entailment, n"
-    ):
+    said = "has the labels entailment, contradiction, neutral, but the data entailment, n"
+    with pytest.raises(ValueError, match=said):
         build("/nowhere", "mnli", hf_config=model.config_json())
 
 
@@ -240,9 +239,8 @@ def test_weights_that_are_missing_or_cut_are_named(size: int | None, folder: Pat
         if not weights or size is not None:
             (tmp_path / path.name).write_bytes(path.read_bytes()[: size if weights else None])
     said = r"\(model\.safetensors\) cannot be read \(SafetensorError"
-    with pytest.raises(
-        ValueError, match=r"its weights cannot be read .* --hf-from-config" if size is None else said
-    ) as e:
+    said = r"its weights cannot be read .* --hf-from-config" if size is None else said
+    with pytest.raises(ValueError, match=said) as e:
         build(tmp_path)
     assert size is None or "\n" not in str(e.value)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from sentencepiece import SentencePieceTrainer
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 try:
     import torchaudio  # noqa: F401  transformers imports it wherever it is installed
@@ -28,6 +28,9 @@ TINY = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 64,
 }
+#: six layers, as the published models have; the rest is tiny
+_STACK = {"layers": 6, "attention_heads": 2, "ffn_dim": 24}
+SIX = {"d_model": 16, **{f"{stack}_{name}": _STACK[name] for stack in ("encoder", "decoder") for name in _STACK}}
 
 
 def train_model(lines: Iterable[str], path: Path, size: int, **options: Any) -> Path:
@@ -41,8 +44,6 @@ def train_model(lines: Iterable[str], path: Path, size: int, **options: Any) -> 
 
 def pieces_of(path: Path) -> list[str]:
     """The ordinary pieces of a model."""
-    from sentencepiece import SentencePieceProcessor
-
     model = SentencePieceProcessor(model_file=str(path))
     return [model.id_to_piece(i) for i in range(model.get_piece_size()) if not (model.is_control(i) or i == 0)]
 
@@ -140,3 +141,13 @@ def edit(path: Path, **values: object) -> None:
     content = json.loads(path.read_text(encoding="utf-8")) | values
     content = {key: value for key, value in content.items() if value is not None}
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def make_marian(folder: Path, languages: tuple[str, str], texts: Sequence[Sequence[str]]) -> Path:
+    """Write a folder with random weights, to try a configuration out; `texts` are lines of both languages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("source.spm", "target.spm")
+    models = [train_model(lines, folder / name, 120) for name, lines in zip(names, texts, strict=True)]
+    make_folder(folder, models, SIX)
+    edit(folder / "tokenizer_config.json", source_lang=languages[0], target_lang=languages[1])
+    return folder

@@ -1,6 +1,7 @@
 """`--arch opus_mt` computes what Hugging Face's Marian computes: states, logits, translations."""
 
 import copy
+import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -63,15 +64,7 @@ def test_a_batch_of_one_and_a_sentence_of_512_pieces(sides: Sides, texts: list[s
 
 
 def compare_translations(
-    sides: Sides,
-    tokenizer: object,
-    texts: list[str],
-    penalty: float,
-    shortest: int,
-    batch: int,
-    share: float = 0.75,
-    lengths: int = 4,
-    distinct: int = 20,
+    sides: Sides, texts: list[str], penalty: float, shortest: int, batch: int, lengths: int = 4, distinct: int = 20
 ) -> int:
     """Check that every translation is the same; how many ended before the longest length.
 
@@ -82,9 +75,9 @@ def compare_translations(
     stopping.
     """
     options = {"beam_size": 4, "len_penalty": penalty, "min_len": shortest}
-    sides.balance(texts[:24], 24, share, **options)
+    sides.balance(texts[:24], 24, **options)
     like = {"num_beams": 4, "length_penalty": penalty, "min_new_tokens": shortest or None, "early_stopping": True}
-    theirs = sides.generated(tokenizer, texts, batch, **like)
+    theirs = sides.generated(sides.tokenizer, texts, batch, **like)
     ours = sides.translations(texts, batch, left=True, **options)
     ended = [number for number, row in enumerate(theirs) if len(row) < sides.length - 1]
     assert [ours[number] for number in ended] == [theirs[number] for number in ended]
@@ -97,7 +90,7 @@ def compare_translations(
 @pytest.mark.parametrize(("penalty", "shortest"), PENALTIES)
 def test_100_translations(sides: Sides, texts: list[str], penalty: float, shortest: int) -> None:
     few = {"batch": 83, "lengths": 3, "distinct": 10}
-    assert compare_translations(sides, sides.tokenizer, texts[:165], penalty, shortest, **few) >= 100
+    assert compare_translations(sides, texts[:165], penalty, shortest, **few) >= 100
 
 
 def test_padding_above_every_piece_as_in_published_models(models: list[Path], texts: list[str], tmp_path: Path) -> None:
@@ -115,8 +108,8 @@ def test_padding_above_every_piece_as_in_published_models(models: list[Path], te
     tokens = ours.batch(ours.sources(texts[:8]), left=False)
     logits = ours.logits(tokens, tokens)[0]
     assert logits.softmax(-1)[..., -1].mean() > 0.2, "teacher-forced logits are left as they are"
-    tokenizer = load_tokenizer(tmp_path / "hf")
-    compare_translations(ours, tokenizer, texts[:99], 1.0, 0, batch=50)
+    ours.tokenizer = load_tokenizer(tmp_path / "hf")
+    compare_translations(ours, texts[:99], 1.0, 0, batch=50)
     options = {"left": True, "beam_size": 4}
     assert ours.translations(texts[:99], 50, **options) != other.translations(texts[:99], 50, **options)
 
@@ -150,8 +143,6 @@ def test_the_start_symbol_gets_no_probability_and_no_gradient(sides: Sides, text
 
 
 def test_sinusoids_are_their_formula() -> None:
-    import math
-
     table = MarianPositions.table(700, 6)
     for position in (0, 1, 511, 699):
         for i in range(3):

@@ -1,7 +1,5 @@
 """HiddenCut cuts the output of the feed-forward network's last map, and of no other narrow map of the layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,7 @@ IDS = tokens([6, 3, 5], 6, seed=4)
 class Adapted(nn.Module):
     """A linear map with a low-rank one beside it, as PEFT has it."""
 
-    def __init__(self, base: nn.Linear | Adapted, rank: int) -> None:
+    def __init__(self, base: nn.Module, rank: int) -> None:
         super().__init__()
         inner = base.base_layer if isinstance(base, Adapted) else base
         self.base_layer = base

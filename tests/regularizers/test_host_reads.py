@@ -4,13 +4,11 @@ The models run on the CPU as if it were a device. A tensor that is made without 
 the host, as it would be under CUDA, and so is what is computed from such tensors alone: reading it waits for nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -56,7 +54,7 @@ class Waits(ExitStack):
         self.host = WeakIdKeyDictionary()
         self.listening = True
 
-    def __enter__(self) -> Waits:
+    def __enter__(self) -> Self:
         for mode in (_Calls(self), _Operations(self)):
             self.enter_context(mode)
         return self

@@ -5,8 +5,6 @@ fairseq imported (which takes seconds) but nothing of the plugin, so that a comm
 by `--user-dir`.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib.util
 import json
@@ -22,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -68,7 +66,7 @@ class Finished:
         """The last one of a training, whose log is beside it."""
         return self.log.with_name("checkpoint_last.pt")
 
-    def check(self) -> Finished:
+    def check(self) -> Self:
         """Itself, if it succeeded."""
         assert self.status == 0, self.output[-3000:]
         return self

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.tasks.sidecar import Sidecar, resume
 from tests.backends.fairseq_models import transformer
@@ -23,9 +22,8 @@ def test_a_state_is_read_as_it_was_written_or_named(tmp_path: Path) -> None:
     assert torch.equal(sidecar.load(4)["model"]["w"], STATE["model"]["w"])
     assert [path.name for path in tmp_path.iterdir()] == ["attn_reg_state_4.pt"]
     sidecar.path(4).write_bytes(b"")
-    with pytest.raises(
-        ValueError, match=r"attn_reg_state_4\.pt.* cannot be read.*; move it away, and the method starts"
-    ):
+    said = r"attn_reg_state_4\.pt.* cannot be read.*; move it away, and the method starts"
+    with pytest.raises(ValueError, match=said):
         sidecar.load(4)
 
 
@@ -47,13 +45,11 @@ GAME = {"rounds": 0, "in_round": 0, "moving_baseline": 0.0, "moving_square": 0.0
 def test_a_game_of_another_model_is_named(state: dict[str, Any], told: str, tmp_path: Path) -> None:
     task = attached(transformer(), attn_reg="attend_out", attn_save_dir=str(tmp_path))
     regularizer = task.regularizer
-    assert isinstance(regularizer, AttendOut)
     regularizer.problem, regularizer.optimizer = object(), torch.optim.SGD(regularizer.model.parameters(), 0.1)
     regularizer._make_defender = lambda *_: None
     torch.save({"epoch": 1, "updates": 4, **state}, task.sidecar.path(4))
-    with pytest.raises(
-        ValueError, match=rf"attn_reg_state_4\.pt: the state .* does not fit --attn-reg attend_out.*({told})"
-    ):
+    said = rf"attn_reg_state_4\.pt: the state .* does not fit --attn-reg attend_out.*({told})"
+    with pytest.raises(ValueError, match=said):
         task._resume_method(None, 4)
 
 

@@ -174,7 +174,7 @@ def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
     drawn = sorted({one.drawn for one in found if one.low is not None}, key=len, reverse=True)
     if found:
         how = f" [95 % interval over {', of some figures over '.join(drawn)}]" if drawn else ""
-        notes.append(f"− {baseline}: mean difference to the run of the same seed{how}; of all figures in results.json")
+        notes.append(f"− {baseline}: mean difference to the run of the same seed{how}")
     notes += [
         f"{CONSTANT} {row.title}, seeds {', '.join(map(str, row.constant))}: one output for every example (one class, "
         "value or sentence), so a difference says nothing of the method"
@@ -217,7 +217,8 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
     }
     write_results(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
-    show(console, terminal_table(*table), [*notes, f"table: {out / 'results.md'}; a page: attn-reg report {out}"])
+    where = f"all figures: {out / 'results.json'}; table: {out / 'results.md'}; a page: attn-reg report {out}"
+    show(console, terminal_table(*table), [*notes, where])
 
 
 def write_results(path: Path, content: Mapping[str, Any]) -> None:

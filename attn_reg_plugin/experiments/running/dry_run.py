@@ -17,9 +17,6 @@ from attn_reg_plugin.checkpoints import WEIGHTS
 from attn_reg_plugin.experiments.running.run import USER_DIR
 from attn_reg_plugin.tasks.fairseq_settings import FAIRSEQ_SETTINGS, total_updates
 
-#: flags that name a file, which fairseq opens late
-_FILES = ("finetune_from_model", "load_checkpoint_heads", "srcdict", "tgtdict")
-
 
 def parse_command(command: Sequence[str], kind: str) -> argparse.Namespace:
     """Read a command `python -m fairseq_cli.NAME ...` by fairseq's parser of this kind, `training` or `generation`."""
@@ -76,10 +73,9 @@ def _built(args: argparse.Namespace) -> tuple[Any, torch.nn.Module | None]:
     """Build the task of a training, and its model without memory, if that can be."""
     for name, _ in FAIRSEQ_SETTINGS:  # which fairseq fills in later; without a --save-dir nothing is looked for there
         setattr(args, f"attn_{name}", None if name == "save_dir" else getattr(args, name, None))
-    for name in _FILES:
-        path = getattr(args, name, None)
-        if path and not Path(path).is_file():
-            raise ValueError(f"--{name.replace('_', '-')} is {path}, but there is no such file")
+    start = args.finetune_from_model  # which fairseq opens late
+    if start and not Path(start).is_file():
+        raise ValueError(f"--finetune-from-model is {start}, but there is no such file")
     task = tasks.setup_task(args)
     given = getattr(args, "hf_model", None)
     if given and Path(given).is_dir() and not getattr(args, "hf_from_config", False):

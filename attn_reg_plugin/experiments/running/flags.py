@@ -91,7 +91,10 @@ def contrast(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings that shape a run, by name; of flags with their dashes."""
-    left_out = ("flags", "files", "paths", "method", "title")
-    flags = completed(settings.get("flags", {}))
-    own = {name: _text(value) for name, value in settings.items() if name not in left_out}
-    return own | {name if name.startswith("-") else f"--{name}": value for name, value in flags.items()}
+    left_out = ("flags", "generate", "files", "paths", "method", "title")
+    found = {name: _text(value) for name, value in settings.items() if name not in left_out}
+    for where, flags in (("", settings.get("flags", {})), ("generate ", settings.get("generate", {}))):
+        for name, value in completed(flags).items():
+            if name != "opus-mt-folder":  # in the data, whose digest is a setting
+                found[where + (name if name.startswith("-") else f"--{name}")] = value
+    return found

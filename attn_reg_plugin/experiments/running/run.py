@@ -3,7 +3,7 @@
 run.json         the settings that shaped it, see `Run`
 result.json      what came out, see `Run.result`; a part at a time, so a run that was killed goes on where it ended
 train.log        what fairseq-train said, see `Run.log`
-checkpoints/     the best one, and while it is trained the last one
+checkpoints/     the best one, and the last one, of labelled text while it is trained
 predictions/     of labelled text: SUBSET.tsv, a line `prediction<TAB>gold` per example
 translations/    SUBSET.LANGUAGE and SUBSET.references.LANGUAGE, a line per sentence
 """
@@ -166,13 +166,16 @@ class Run:
 
     def record(self) -> None:
         """Write the settings into the folder, which is locked; refuse where it holds more than another failed start."""
-        path = self.folder / "run.json"
-        recorded = _read(path)
-        if recorded and (said := contrast(recorded, self.settings)):
+        if said := self._other():
             if (self.folder / "result.json").exists() or any((self.folder / "checkpoints").glob("*.pt")):
                 raise RunError(f"{self.folder} holds a run with other settings ({said}); {_ADVICE}")
             (self.folder / "train.log").unlink(missing_ok=True)
-        write_json(path, self.settings)
+        write_json(self.folder / "run.json", self.settings)
+
+    def _other(self) -> str:
+        """In what the settings in the folder are others, see `contrast`; empty without any."""
+        recorded = _read(self.folder / "run.json")
+        return contrast(recorded, self.settings) if recorded else ""
 
     def carry_out(self, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:
         """Do what is not done yet; commands inherit the folder's lock, and keep it where a comparison is killed.
@@ -181,9 +184,10 @@ class Run:
             watch: gets the log whenever it has grown.
             stop: ends the command that runs, once it is set.
         """
-        if self.finished():
+        if self.finished() and not self._other():  # another process may have claimed it since
             return
         with lock_folder(self.folder) as lock:
+            self.record()
             self.work(lock, watch, stop)
 
     def work(self, lock: int, watch: Callable[[TrainingLog], None], stop: Event | None = None) -> None:

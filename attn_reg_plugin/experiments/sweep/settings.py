@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 #: sections of the file, each the settings of a comparison whose runs are the trials
 BASES = ("finetune", "compare")
-#: settings of a comparison that the sweep decides, and those that say what is searched on
-DECIDED, FIXED = ("out", "methods", "seeds", "jobs", "method_flags"), ("task", "data", "cpu")
+#: settings of a comparison that the sweep decides, and those that say what is searched on, and by what
+DECIDED = ("out", "methods", "seeds", "jobs", "method_flags")
+FIXED = ("task", "data", "cpu", "metric", "held_out")
 #: trials of the method; what a trial is, in the folder of its run
 MOST, TRIAL = 5_000, "trial.json"
 

@@ -118,7 +118,10 @@ def test_folders_that_make_no_page_are_refused(tmp_path: Path, capsys: pytest.Ca
     (file := tmp_path / "results.json").touch()
     silent = make_comparison(tmp_path / "silent", {"plain": 20.0}, (1,))
     (silent / "plain-seed1" / "result.json").write_text('{"scores": {}}', encoding="utf-8")
+    mixed = make_comparison(tmp_path / "mixed", {"plain": 20.0}, (1,))
+    make_fine_tuning(mixed, {"other": (10,)})
     for words, said in (
+        ([mixed], "has runs of 2 tasks or versions of the data, which cannot be compared"),
         ([tmp_path / "absent"], "there is no folder"),
         ([file], "results.json is a file; give a folder of attn-reg compare or finetune"),
         ([silent], "has 1 runs, but none of them is finished and has a score"),

@@ -87,8 +87,7 @@ def test_few_seeds_are_in_italics_and_dim_and_brackets_and_bars_are_text() -> No
     assert "[red] $p$ a|b" in shown(console)
     assert notes_of(rows) == [
         "± standard deviation over seeds",
-        "− plain: mean difference to the run of the same seed [95 % interval over seeds and examples]; "
-        "of all figures in results.json",
+        "− plain: mean difference to the run of the same seed [95 % interval over seeds and examples]",
         "elapsed: wall-clock seconds in updates, which other work on the machine lengthens",
         "in italics, in a terminal dim: fewer than 3 seeds",
     ]

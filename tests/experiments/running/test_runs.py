@@ -24,7 +24,7 @@ from attn_reg_plugin.experiments.running.run import read_run, read_runs
 from attn_reg_plugin.experiments.running.training_log import TrainingLog, seconds_per_epoch
 from attn_reg_plugin.experiments.translation import TranslationRun, read_hypotheses, score
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
-from tests.experiments.toy_corpus import empty_corpus
+from tests.experiments.starting import empty_corpus
 
 TRAINING = {"epochs": 1, "best_epoch": 1, "seconds_per_epoch": None, "figures": {"loss": 1.0}}
 
@@ -74,7 +74,8 @@ def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: s
     folder = (tmp_path / "a").rename(tmp_path / "r")
     begin(folder)
     before = json.loads((folder / "run.json").read_text())
-    run_in(folder, other, title="another", paths={"data": "elsewhere/bin"}).claim()
+    generate = {"opus-mt-folder": "elsewhere/opus_mt", "beam": "5"}
+    run_in(folder, other, title="another", paths={"data": "elsewhere/bin"}, generate=generate).claim()
     assert json.loads((folder / "run.json").read_text()) == {**before, "title": "another"}
     with pytest.raises(RunError, match=r"--ad-drop-q: 0\.3 there, 0\.4 asked for"):
         run_in(folder, f"{other} --ad-drop-q 0.4").claim()
@@ -85,7 +86,7 @@ def test_flags_that_mean_the_same_are_the_same_settings(tmp_path: Path, other: s
     [
         ({"flags": "--lr 0.2 --fp16"}, r"--lr: 0\.1 there, 0\.2 asked for; --fp16: absent there, true asked for"),
         ({"flags": "--lr 0.1", "data": "xyz"}, "data: abc there, xyz asked for"),
-        ({"flags": "--lr 0.1", "generate": {"beam": 4}}, "generate: {'beam': 5} there, {'beam': 4} asked for"),
+        ({"flags": "--lr 0.1", "generate": {"beam": 4}}, "generate --beam: 5 there, 4 asked for"),
         ({"flags": "--lr 0.1", "seed": 2}, "seed: 1 there, 2 asked for"),
     ],
 )
@@ -148,9 +149,8 @@ def test_files_of_a_run_that_are_none_are_named(tmp_path: Path, name: str, conte
     else:
         (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     begin(tmp_path)
-    with pytest.raises(
-        ValueError, match=said if name == "result.json" or "lacks" not in said else "other settings"
-    ) as e:
+    said = said if name == "result.json" or "lacks" not in said else "other settings"
+    with pytest.raises(ValueError, match=said) as e:
         run_in(tmp_path).claim()
         run_in(tmp_path).carry_out(lambda log: None)
     assert str(tmp_path) in str(e.value) and str(e.value).endswith("; give another --out, or delete that folder")

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from attn_reg_plugin.experiments.running import checks, executor
-from attn_reg_plugin.experiments.running.executor import Slots, visible_gpus
+from attn_reg_plugin.experiments.running.executor import RunError, Slots, visible_gpus
 from attn_reg_plugin.experiments.running.run import Run
 from attn_reg_plugin.experiments.translation import TranslationComparison
 from attn_reg_plugin.files import FolderInUse, lock_folder, write_json
@@ -38,12 +39,11 @@ say("end")
 class ShortRun(Run):
     """A run whose training does nothing but say so."""
 
-    def carry_out(self, watch: Any, stop: Event | None = None) -> None:
-        with lock_folder(self.folder) as lock:
-            if not self.result():
-                command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
-                self.execute(command, "train.log", "x", lock, stop, watch)
-                write_json(self.folder / "result.json", {"done": True})
+    def work(self, lock: int, watch: Any, stop: Event | None = None) -> None:
+        if not self.result():
+            command = [sys.executable, "-S", "-c", WORK, str(self.folder / "trace")]
+            self.execute(command, "train.log", "x", lock, stop, watch)
+            write_json(self.folder / "result.json", {"done": True})
 
     def finished(self) -> bool:
         return bool(self.result())
@@ -111,6 +111,17 @@ def test_what_a_killed_process_left_is_done_after_its_command_has_ended(planned:
     assert found[1:] == [["begin", "end"]] * 3
     carry_out(planned)
     assert traces(planned) == found, "a finished run was run again"
+
+
+def test_what_another_process_trained_with_other_settings_is_not_taken(planned: list[ShortRun]) -> None:
+    """It may claim a folder that is claimed, as long as nothing has begun there."""
+    mine = planned[0]
+    other = replace(mine, settings={**mine.settings, "flags": {"lr": 1}})
+    for one in (mine, other):
+        one.claim()
+    other.carry_out(print)
+    with pytest.raises(RunError, match="holds a run with other settings"):
+        mine.carry_out(print)
 
 
 def test_each_run_has_a_gpu_of_its_own(planned: list[ShortRun]) -> None:

@@ -9,24 +9,10 @@ from attn_reg_plugin import ADDrop, find_sites, recording
 from attn_reg_plugin.attention.attribution import gradients_of
 from attn_reg_plugin.attention.tokens import TokenBias, with_bias
 from attn_reg_plugin.regularizers.ad_drop.tokens import candidate_tokens, hidden_tokens, sequence_of
-from tests.attention.tiny_model import (
-    PAD,
-    Materialized,
-    TinyClassifier,
-    TinyTranslator,
-    attentions,
-    loss_of,
-    sharpened,
-    tokens,
-)
+from tests.attention.tiny_model import PAD, Materialized, TinyClassifier, attentions, loss_of, tokens
 
 BATCH = tokens([6, 4, 5], 6), tokens([5, 5, 3], 5, seed=1)
 SEQUENCES = {("", "encoder"): BATCH[0], ("", "decoder"): BATCH[1]}
-
-
-def translator(dropout=0.0):
-    torch.manual_seed(0)
-    return sharpened(TinyTranslator(dropout)).train()
 
 
 def log_likelihood(logits, inputs=None):
@@ -55,11 +41,10 @@ def scores_of(model):
         return gradients_of(objective, [biases[name].leaves[0] for name in SEQUENCES]), objective.detach()
 
 
-def test_the_score_is_the_sum_over_attentions_heads_and_queries():
-    model = translator()
-    found, objective = scores_of(model)
-    with Halfway(model) as maps:
-        plain = likelihood(model)
+def test_the_score_is_the_sum_over_attentions_heads_and_queries(translator):
+    found, objective = scores_of(translator)
+    with Halfway(translator) as maps:
+        plain = likelihood(translator)
         gradients = dict(zip(maps.maps, torch.autograd.grad(plain, list(maps.maps.values())), strict=True))
     torch.testing.assert_close(objective, plain.detach())
     for score, (_, stack) in zip(found, SEQUENCES, strict=True):
@@ -74,9 +59,9 @@ def test_the_score_is_the_sum_over_attentions_heads_and_queries():
         assert score.abs().sum() > 0
 
 
-def test_the_score_is_the_slope_of_the_objective():
+def test_the_score_is_the_slope_of_the_objective(translator):
     """By finite differences of F where the scores of one token's key are turned up in every attention."""
-    model = translator().double()
+    model = translator.double()
     found, _ = scores_of(model)
 
     def objective(stack, example, place, by):
@@ -114,9 +99,9 @@ def test_kernels_are_given_head_sizes_that_they_take(dtype):
 
 @pytest.mark.parametrize("attribution", ["gradient", "random"])
 @pytest.mark.parametrize("direction", ["high", "low"])
-def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, direction):
+def test_chosen_tokens_are_hidden_as_keys_of_all_attentions(attribution, direction, translator):
     """Loss and masks are those of a model whose keys lack the ⌈p·n⌉ tokens of the highest score."""
-    model, p = translator(), 0.4
+    model, p = translator, 0.4
     scores = scores_of(model)[0]
     how = {"attribution": attribution, "direction": direction, "objective": log_likelihood, "cross_tuning": "off"}
     method = ADDrop("*", p=p, q=1.0, unit="token", **how)
@@ -191,8 +176,6 @@ def test_what_whole_tokens_cannot_do_is_refused():
             x = self.encoder.layers[0](self.encoder.embedding(ids), there)
             return self.output(self.encoder.layers[1](x[:, :3], there[..., :3])[:, 0])
 
-    with (
-        ADDrop(unit="token", cross_tuning="off").attach(Halved().train()) as regularizer,
-        pytest.raises(ValueError, match=r"their keys differ: \(3, 3\) and \(3, 6\) \(batch, keys\); select sites over"),
-    ):
-        regularizer.model(BATCH[0])
+    said = r"their keys differ: \(3, 3\) and \(3, 6\) \(batch, keys\); select sites over"
+    with ADDrop(unit="token", cross_tuning="off").attach(half := Halved()), pytest.raises(ValueError, match=said):
+        half(BATCH[0])

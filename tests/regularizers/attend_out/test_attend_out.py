@@ -166,10 +166,8 @@ def test_refusals(options, said):
         model(*BATCHES[0])
     model, _, method = begin()
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
-    with (
-        method.attach(model),
-        pytest.raises(ValueError, match=r"the model itself\) was replaced by TinyClassifier.forward"),
-    ):
+    said = r"the model itself\) was replaced by TinyClassifier.forward"
+    with method.attach(model), pytest.raises(ValueError, match=said):
         model(*BATCHES[0])
 
 

@@ -12,7 +12,7 @@ from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import CachedBatch, Game
 from attn_reg_plugin.regularizers.attend_out.generator import policy_objective
 from tests.attention.tiny_model import TinyClassifier, tokens
-from tests.huggingface.processes import check, run_in_processes
+from tests.processes import check, run_in_processes
 from tests.regularizers.attend_out.playing import Classification
 
 ROUNDS, STEPS = 20, 2

@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as checkpoint
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
@@ -212,8 +213,6 @@ def whole(tensor: Any) -> Tensor:
 
 def checkpoint_layers(model: nn.Module) -> None:
     """PyTorch's own checkpointing around each layer."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
     apply_activation_checkpointing(model, check_fn=set(layers(model)).__contains__)
 
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("deepspeed")
 
-from tests.huggingface.processes import check, run_in_processes
+from tests.processes import check, run_in_processes
 from tests.regularizers.base.parallel_trainings import Case, Run, loss_of, share
 
 pytestmark = pytest.mark.clients

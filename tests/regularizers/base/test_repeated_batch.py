@@ -139,9 +139,8 @@ def test_logits_of_another_order_are_refused(name, translator):
         regularizer.loss(lambda b: sum(translator(*(ids[i::4] for ids in b)).mean() for i in range(4)), pairs)
     with build(name).attach(model) as regularizer:
         regularizer.supply(token_mask=pairs[1].ne(PAD).T)
-        with pytest.raises(
-            ValueError, match=r"logits of shape \(6, 8, \d+\) cannot be compared; give \(B, C\), \(B, T, V\)"
-        ):
+        said = r"logits of shape \(6, 8, \d+\) cannot be compared; give \(B, C\), \(B, T, V\)"
+        with pytest.raises(ValueError, match=said):
             regularizer.loss(lambda b: model(*b).logsumexp(-1).mean(), pairs)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.base.statistics import summary
 from tests.backends import huggingface_models
-from tests.huggingface.processes import check, kill_oneself, run_in_processes
+from tests.processes import check, kill_oneself, run_in_processes
 from tests.regularizers import trainings
 from tests.regularizers.base.parallel_trainings import AD_DROP, Case, Run, by_one_process, shard
 
