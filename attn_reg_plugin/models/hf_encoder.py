@@ -138,9 +138,6 @@ class HFEncoderModel(BaseFairseqModel):
         logits = logits_of(net_output).float()
         return logits.log_softmax(-1) if log_probs else logits.softmax(-1)
 
-    def max_positions(self) -> None:
-        """Set no limit: the task truncates at the model's length."""
-
     def config_json(self) -> str:
         """Write the transformers model's configuration."""
         return self.model.config.to_json_string(use_diff=False)

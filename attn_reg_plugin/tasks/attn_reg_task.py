@@ -191,8 +191,9 @@ class AttnRegTask(ResumedTask):
                 f"decoder, or other parts), so --attn-reg {regularizer.name} never acted; use --attn-reg none, or a "
                 "task that calls the model"
             )
-        if self.logging_outputs_can_be_summed(criterion):
-            statistics = _as_tensors(statistics, device)
+        statistics = _as_tensors(statistics, device)
+        if not self.logging_outputs_can_be_summed(criterion):  # gathered as pickles, which must be small
+            statistics = dict(zip(statistics, torch.stack([*statistics.values()]).tolist(), strict=True))
         return loss, sample_size, {**log, **statistics}
 
     def _prepare(self, model: torch.nn.Module, criterion: Any, optimizer: Any, update_num: int) -> None:
@@ -224,9 +225,10 @@ class AttnRegTask(ResumedTask):
     def _resume_method(self, state: Any, update_num: int) -> None:
         """Give the method its state, from the checkpoint or from beside it, unless it is another method's."""
         if self.regularizer.large_state:
-            beside = self.sidecar.load(update_num)
+            folder = self._restore_file.parent
+            beside = self.sidecar.load(update_num, folder)
             if beside is not None:
-                resume(self.regularizer, beside, self.sidecar.path(update_num), ANEW)
+                resume(self.regularizer, beside, self.sidecar.path(update_num, folder), ANEW)
         elif state is not None:
             theirs = state.get("method") if isinstance(state, dict) else None  # a damaged one is refused by `resume`
             if theirs in (None, self.regularizer.name):
@@ -285,7 +287,7 @@ class AttnRegTask(ResumedTask):
             state[FIRST_EPOCH] = self._first_epoch
         if regularizer is not None and not regularizer.large_state:
             state[STATE] = regularizer.state_dict()
-        elif regularizer is not None and regularizer.begun:  # else nothing happened since the last save
+        elif regularizer is not None and self._acted:  # else it may be refused, and what was saved must stay
             self.sidecar.save(regularizer.updates, regularizer.state_dict())
         return state
 

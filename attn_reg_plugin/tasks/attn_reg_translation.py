@@ -65,9 +65,9 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
 
 def keep_part(pairs: LanguagePairDataset, sampling: Sampling) -> None:
     """Leave of sentence pairs, in place, the part that is drawn; the same in every process and after resuming."""
-    chosen = np.array(sampling.of(range(len(pairs))), dtype=np.int64)  # type: ignore[arg-type]
-    if len(chosen) == len(pairs):
+    if sampling == Sampling(seed=sampling.seed):  # all of them: numbers of many pairs take much memory
         return
+    chosen = np.array(sampling.of(range(len(pairs))), dtype=np.int64)  # type: ignore[arg-type]
     for name in ("src", "tgt", "align_dataset"):
         if getattr(pairs, name) is not None:
             setattr(pairs, name, ChosenDataset(getattr(pairs, name), chosen))

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
+from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
@@ -192,6 +193,11 @@ class LabelledTextTask(FairseqTask):
     def get_batch_iterator(self, *args: Any, **kwargs: Any) -> Any:
         """Batches of all examples: by its default, 8, fairseq drops the rest of the last batch, of valid too."""
         return super().get_batch_iterator(*args, **{**kwargs, "required_batch_size_multiple": 1})
+
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
+        """Forget the predictions of earlier validations, which fairseq would keep in every checkpoint."""
+        super().begin_valid_epoch(epoch, model)
+        metrics.reset_meters("valid")
 
     def has_sharded_data(self, split: str) -> bool:
         """No: `hub:PATH` is one source, though fairseq parts paths at colons."""

@@ -24,9 +24,9 @@ class Sidecar:
         self.folder = Path(folder) if folder else None
         self.last: int | None = None  # the state that `checkpoint_last.pt` needs until the next one is written
 
-    def path(self, updates: int) -> Path:
-        """Name the file that belongs to a checkpoint made after `updates` updates."""
-        return self.folder / f"attn_reg_state_{updates}.pt"
+    def path(self, updates: int, folder: Path | None = None) -> Path:
+        """Name the file that belongs to a checkpoint made after `updates` updates, in this or another folder."""
+        return (folder or self.folder) / f"attn_reg_state_{updates}.pt"
 
     def save(self, updates: int, state: dict[str, Any]) -> None:
         """Write the state whole or, with an OSError, not at all; delete those that no checkpoint needs any more."""
@@ -52,15 +52,18 @@ class Sidecar:
             if not list(self.folder.glob(f"checkpoint_*_{updates}.pt")):
                 self.path(updates).unlink()
 
-    def load(self, updates: int) -> dict[str, Any] | None:
+    def load(self, updates: int, folder: Path | None = None) -> dict[str, Any] | None:
         """Read the state after `updates` updates, on every rank; None at the start of a run, or if there is none.
+
+        Args:
+            folder: of the checkpoint that is continued; by default this one.
 
         Raises:
             ValueError: it is damaged, or no state; on every rank.
         """
         if self.folder is None or updates <= 0:
             return None
-        state = state_in(self.path(updates), "the method")
+        state = state_in(self.path(updates, folder), "the method")
         self.last = self.last if state is None else updates
         return state
 

@@ -5,8 +5,14 @@ from collections import Counter
 import pytest
 
 from attn_reg_plugin.labelled import Sampling, TextExample, find_task
+from attn_reg_plugin.tasks.attn_reg_translation import keep_part
 
 EXAMPLES = [TextExample(line, "a", None, int(line > 700)) for line in range(1, 1001)]
+
+
+def test_pairs_that_are_all_trained_on_are_not_numbered() -> None:
+    """The numbers of millions of pairs take gigabytes."""
+    keep_part(object(), Sampling(seed=3))
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.1, 100), (0.0004, 1), (0.9996, 1000)])

@@ -119,6 +119,8 @@ def test_a_trained_encoder_is_used(row: str, data: Path, tmp_path: Path) -> None
     write_predictions(folder, str(data / row), ["valid"], cpu=True)
     predicted, gold = read_predictions(file_of(folder, "valid"), task.kind, task.labels)
     assert SCORES[task.kind][metric](predicted, gold) == pytest.approx(best, abs=1e-3)
+    kept = read_checkpoint(folder / "checkpoint_last.pt")["extra_state"]["metrics"]["valid"]
+    assert [len(meter["tensor"]) for *_, meter in kept if "tensor" in meter] == [len(predicted)], "of one validation"
 
     arguments = [str(data / row), "--user-dir", PLUGIN, "--task", TOYS[row][0]]
     arguments += ["--path", str(folder / "checkpoint_best.pt"), *["--batch-size", "16", "--cpu"]]

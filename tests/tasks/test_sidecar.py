@@ -21,6 +21,7 @@ def test_a_state_is_read_as_it_was_written_or_named(tmp_path: Path) -> None:
     sidecar.save(4, STATE)
     assert torch.equal(sidecar.load(4)["model"]["w"], STATE["model"]["w"])
     assert [path.name for path in tmp_path.iterdir()] == ["attn_reg_state_4.pt"]
+    assert Sidecar(str(tmp_path / "another")).load(4, tmp_path)["epoch"] == 1
     sidecar.path(4).write_bytes(b"")
     said = r"attn_reg_state_4\.pt.* cannot be read.*; move it away, and the method starts"
     with pytest.raises(ValueError, match=said):
@@ -43,14 +44,21 @@ GAME = {"rounds": 0, "in_round": 0, "moving_baseline": 0.0, "moving_square": 0.0
     ],
 )
 def test_a_game_of_another_model_is_named(state: dict[str, Any], told: str, tmp_path: Path) -> None:
-    task = attached(transformer(), attn_reg="attend_out", attn_save_dir=str(tmp_path))
+    """What the folder has stays, though fairseq keeps a checkpoint of every crash: the flags may be corrected."""
+    (here := tmp_path / "here").mkdir()
+    folders = {"attn_save_dir": str(here), "attn_restore_file": str(tmp_path / "checkpoint7.pt")}
+    task = attached(transformer(), attn_reg="attend_out", **folders)
     regularizer = task.regularizer
     regularizer.problem, regularizer.optimizer = object(), torch.optim.SGD(regularizer.model.parameters(), 0.1)
     regularizer._make_defender = lambda *_: None
-    torch.save({"epoch": 1, "updates": 4, **state}, task.sidecar.path(4))
-    said = rf"attn_reg_state_4\.pt: the state .* does not fit --attn-reg attend_out.*({told})"
+    torch.save({"epoch": 1, "updates": 4, **state}, tmp_path / "attn_reg_state_4.pt")
+    task.sidecar.path(4).touch()
+    place = re.escape(str(tmp_path / "attn_reg_state_4.pt"))
+    said = rf"{place}: the state .* does not fit --attn-reg attend_out.*({told})"
     with pytest.raises(ValueError, match=said):
         task._resume_method(None, 4)
+    task.state_dict()
+    assert [(path.name, path.read_bytes()) for path in here.iterdir()] == [("attn_reg_state_4.pt", b"")]
 
 
 @pytest.mark.parametrize("state", [[1, 2], {"epoch": 1}, "text"])

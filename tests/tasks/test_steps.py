@@ -125,8 +125,9 @@ def test_what_is_not_added_up_by_buffers_stays_small() -> None:
     """Criterions' outputs are gathered, as pickles of at most 16 KiB: a tensor's takes 300 bytes."""
     loss = criterion()
     loss.logging_outputs_can_be_summed = lambda: False
-    log = logged(1.0, loss)
-    assert type(log["attn_reg/forwards"]) is type(log["attn_reg/dropped/encoder.self[0]"]) is float
+    for layerdrop in (0.0, 1.0):
+        log = logged(layerdrop, loss)
+        assert type(log["attn_reg/forwards"]) is type(log["attn_reg/dropped/encoder.self[0]"]) is float
 
 
 @pytest.mark.parametrize(

@@ -184,11 +184,6 @@ class AttendOut(Regularizer):
             self.problem, self.optimizer, self.clip_norm = self._own
             self._own, self._make_defender = None, Defender
 
-    @property
-    def begun(self) -> bool:
-        """Whether it knows the training, so that its state is worth keeping."""
-        return self.problem is not None
-
     # -- an update --------------------------------------------------------------------------------------------------
 
     def before_forward(self, forward: Forward) -> None:

@@ -52,9 +52,11 @@ class Defender:
         self._hyperparameters = _hyperparameters(optimizer)
 
     def follow(self) -> None:
-        """Train what the attacker trains, which may change, as with gradual unfreezing."""
+        """Train what the attacker trains, and as it does: both may change, as with gradual unfreezing."""
         for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
             ours.requires_grad_(theirs.requires_grad)
+        for one, other in zip(self.model.modules(), self.attacker.modules(), strict=True):
+            one.training = other.training
 
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""

@@ -74,7 +74,6 @@ class Combination(Regularizer):
         return " + ".join(map(repr, self.parts))
 
     large_state = property(lambda self: any(method.large_state for method in self.parts))
-    begun = property(lambda self: any(method.begun for method in self.parts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the names, and each method's options under its own."""

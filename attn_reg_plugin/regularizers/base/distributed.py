@@ -23,8 +23,8 @@ def rank() -> int:
 def average(tensor: Tensor) -> Tensor:
     """The mean over data-parallel ranks, in place."""
     if world_size() > 1:
+        tensor /= world_size()  # first, as data parallel training does: in fp16 the sum may overflow
         torch.distributed.all_reduce(tensor)
-        tensor /= world_size()
     return tensor
 
 

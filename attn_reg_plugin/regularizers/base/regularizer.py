@@ -280,11 +280,6 @@ class Regularizer(metaclass=_Documented):
         """Whether the state is too large to be kept in every checkpoint."""
         return False
 
-    @property
-    def begun(self) -> bool:
-        """Whether there is a state worth keeping in a checkpoint."""
-        return True
-
     def forget_unfinished(self) -> None:
         """Forget the forwards since the last update: the optimizer's step was skipped, as on an overflow."""
 

@@ -259,6 +259,18 @@ def test_what_is_trained_later_the_defender_trains_too(later):
             update(model, optimizer, regularizer, 5)
 
 
+def test_a_game_resumed_in_evaluation_mode_trains_both_players():
+    """`from_pretrained` leaves a model so, and a loop may resume before it calls train()."""
+    model, optimizer, regularizer = begin()
+    with regularizer.attach(model):
+        update(model, optimizer, regularizer, 0)
+        state = copy.deepcopy(regularizer.state_dict())
+    with regularizer.attach(model.eval()):
+        regularizer.resume(state)
+        update(model.train(), optimizer, regularizer, 1)
+        assert all(module.training for module in regularizer.game.defender.model.modules())
+
+
 def test_it_is_alone_on_its_model():
     model, optimizer, regularizer = begin(sites="encoder.self[0]")
     other, said = ADDrop(sites="encoder.self[1]"), "^attend_out combines with no other method: it trains two copies"

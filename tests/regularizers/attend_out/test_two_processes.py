@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from attn_reg_plugin import AttendOut
 from attn_reg_plugin.regularizers.attend_out.game import CachedBatch, Game
 from attn_reg_plugin.regularizers.attend_out.generator import policy_objective
+from attn_reg_plugin.regularizers.base.distributed import average
 from tests.attention.tiny_model import TinyClassifier, tokens
 from tests.processes import check, run_in_processes
 from tests.regularizers.attend_out.playing import Classification
@@ -22,6 +23,7 @@ def play(folder: Path) -> None:
     """Play as a process of two; the second has fewer examples, and none in every fifth update."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    assert average(torch.full((2,), 4e4, dtype=torch.half)).tolist() == [4e4, 4e4], "the sum is beyond fp16"
     torch.manual_seed(0)
     model = TinyClassifier().train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
