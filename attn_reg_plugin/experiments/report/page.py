@@ -97,9 +97,11 @@ def read_experiment(folder: Path, baseline: str = PLAIN) -> Experiment:
     content = read_json(published) if published.is_file() else {}
     order = [str(row.get("method")) for row in content.get("methods", ())]
     runs.sort(key=lambda run: (order.index(run.method) if run.method in order else len(order), run.method, run.seed))
-    of_one = {tuple(run.settings.get(name) for name in ("task", "data", "references")) for run in runs}
-    if len(of_one) > 1:
-        raise ValueError(f"{folder} has runs of {len(of_one)} tasks or versions of the data, which cannot be compared")
+    shared = ("task", "data", "references")
+    kinds = {tuple(run.settings.get(name) for name in shared): run.folder.name for run in runs if run.finished}
+    if len(kinds) > 1:
+        said = f"{' and '.join([*kinds.values()][:2])} are of other tasks or data than each other"
+        raise ValueError(f"{folder} cannot be reported as one experiment: {said}")
     if not any(run.finished for run in runs):
         raise ValueError(f"{folder} has {len(runs)} runs, but none of them is finished and has a score")
     title = " ".join(filter(None, [str(runs[0].settings.get("task", "")), f"({folder})"]))

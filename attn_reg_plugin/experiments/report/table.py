@@ -205,7 +205,7 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
     rows, subsets = summarize(results), names_of_subsets(results)
     table, notes = cells(rows, subsets), [*notes, *notes_of(rows)]
     there = {path.parent.name for path in out.glob("[!._]*/run.json")} - {run.folder.name for run in runs}
-    notes += [f"{len(there)} other runs in {out} are not in this table, but in attn-reg report {out}"] if there else []
+    notes += [f"{len(there)} other runs in {out} are not in this table"] if there else []
     content = {
         "task": runs[0].settings["task"],
         "signatures": runs[0].result().get("signatures", []),

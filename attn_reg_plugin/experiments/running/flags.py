@@ -9,6 +9,7 @@ nothing is parsed.
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 #: the model that a training starts from; the method that does not train: an update with a learning rate of zero, which
@@ -93,8 +94,9 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings that shape a run, by name; of flags with their dashes."""
     left_out = ("flags", "generate", "files", "paths", "method", "title")
     found = {name: _text(value) for name, value in settings.items() if name not in left_out}
+    beside = str(Path(settings.get("paths", {}).get("data", "")).parent / "opus_mt")  # wherever the data lie
     for where, flags in (("", settings.get("flags", {})), ("generate ", settings.get("generate", {}))):
         for name, value in completed(flags).items():
-            if name != "opus-mt-folder":  # in the data, whose digest is a setting
+            if (name, value) != ("opus-mt-folder", beside):
                 found[where + (name if name.startswith("-") else f"--{name}")] = value
     return found

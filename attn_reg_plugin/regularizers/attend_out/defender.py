@@ -55,8 +55,11 @@ class Defender:
         """Train what the attacker trains, and as it does: both may change, as with gradual unfreezing."""
         for ours, theirs in zip(self.model.parameters(), self.attacker.parameters(), strict=True):
             ours.requires_grad_(theirs.requires_grad)
-        for one, other in zip(self.model.modules(), self.attacker.modules(), strict=True):
-            one.training = other.training
+        if self.attacker.training:  # it may be evaluated by now
+            modes = {name: module.training for name, module in self.attacker.named_modules()}
+            for name, module in self.model.named_modules():
+                if module.training != modes.get(name, module.training):
+                    module.train(modes[name])
 
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""

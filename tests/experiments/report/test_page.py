@@ -120,8 +120,10 @@ def test_folders_that_make_no_page_are_refused(tmp_path: Path, capsys: pytest.Ca
     (silent / "plain-seed1" / "result.json").write_text('{"scores": {}}', encoding="utf-8")
     mixed = make_comparison(tmp_path / "mixed", {"plain": 20.0}, (1,))
     make_fine_tuning(mixed, {"other": (10,)})
+    left = make_comparison(make_fine_tuning(tmp_path / "left", {"a": (9,)}), {"b": 20.0}, (1,))
+    (left / "b-seed1" / "result.json").unlink()
     for words, said in (
-        ([mixed], "has runs of 2 tasks or versions of the data, which cannot be compared"),
+        ([mixed], "one experiment: plain-seed1 and other-seed1 are of other tasks or data than each other"),
         ([tmp_path / "absent"], "there is no folder"),
         ([file], "results.json is a file; give a folder of attn-reg compare or finetune"),
         ([silent], "has 1 runs, but none of them is finished and has a score"),
@@ -131,6 +133,7 @@ def test_folders_that_make_no_page_are_refused(tmp_path: Path, capsys: pytest.Ca
     ):
         assert main(["report", *map(str, words)]) == 2 and said in capsys.readouterr().err
     assert not list(tmp_path.glob("**/*.htm*"))
+    assert main(["report", str(left)]) == 0, "what is not finished is left out, whatever it is of"
 
 
 def test_without_matplotlib_nothing_is_read(

@@ -135,7 +135,7 @@ def test_runs_that_could_not_show_a_method_are_said(tmp_path: Path) -> None:
     assert (
         "(one epoch of cross-tuning is plain): ad_drop (1 of 2)" in notes and "lower --warmup: ad_drop (1 of 2" in notes
     )
-    assert f"2 other runs in {root} are not in this table, but in attn-reg report {root}" in notes
+    assert f"2 other runs in {root} are not in this table" in notes
 
 
 def test_a_table_is_published(tmp_path: Path) -> None:

@@ -267,7 +267,10 @@ def test_a_game_resumed_in_evaluation_mode_trains_both_players():
         state = copy.deepcopy(regularizer.state_dict())
     with regularizer.attach(model.eval()):
         regularizer.resume(state)
+        model.late = torch.nn.Identity()  # as a model may change the kind of its attention in its first forward
         update(model.train(), optimizer, regularizer, 1)
+        model.eval()  # an update may end after an evaluation
+        regularizer.game.defender.follow()
         assert all(module.training for module in regularizer.game.defender.model.modules())
 
 
