@@ -44,7 +44,7 @@ GAME = {"rounds": 0, "in_round": 0, "moving_baseline": 0.0, "moving_square": 0.0
     ],
 )
 def test_a_game_of_another_model_is_named(state: dict[str, Any], told: str, tmp_path: Path) -> None:
-    """What the folder has stays, though fairseq keeps a checkpoint of every crash: the flags may be corrected."""
+    """Keep what the folder has, though fairseq saves a checkpoint of every crash: the flags may be corrected."""
     (here := tmp_path / "here").mkdir()
     folders = {"attn_save_dir": str(here), "attn_restore_file": str(tmp_path / "checkpoint7.pt")}
     task = attached(transformer(), attn_reg="attend_out", **folders)

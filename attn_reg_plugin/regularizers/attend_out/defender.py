@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from attn_reg_plugin.regularizers.base.context import Problem
 from attn_reg_plugin.regularizers.base.distributed import average_gradients
-from attn_reg_plugin.regularizers.base.hooks.put_back import can_be_written
+from attn_reg_plugin.regularizers.base.hooks.put_back import can_be_written, set_modes
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
 
 
@@ -57,9 +57,7 @@ class Defender:
             ours.requires_grad_(theirs.requires_grad)
         if self.attacker.training:  # it may be evaluated by now
             modes = {name: module.training for name, module in self.attacker.named_modules()}
-            for name, module in self.model.named_modules():
-                if module.training != modes.get(name, module.training):
-                    module.train(modes[name])
+            set_modes((module, modes[name]) for name, module in self.model.named_modules() if name in modes)
 
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -89,9 +89,17 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # a module may do more than note its mode, as adapters that are merged in do
-            if module.training != training:
-                module.train(training)
+        set_modes(modes)
+
+
+def set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Put modules, parents first, into training mode or evaluation, by `train` where their mode is another.
+
+    A module may do more than note its mode, as adapters that are merged in do.
+    """
+    for module, training in modes:
+        if module.training != training:
+            module.train(training)
 
 
 @contextmanager
