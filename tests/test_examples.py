@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attn_reg_plugin import ADDrop, recording
+from attn_reg_plugin import find_sites, recording
 from attn_reg_plugin.attention.attribution import gradients_of
 from attn_reg_plugin.attention.tokens import TokenBias
 from attn_reg_plugin.labelled import find_task
@@ -207,16 +207,13 @@ def test_the_score_is_the_gradient_of_a_bias_in_all_attentions(look, request) ->
     request.addfinalizer(partial(torch.set_default_dtype, torch.float32))
     inputs = words(TEXTS, padding=True, return_tensors="pt")
     found = look.token_scores(model, inputs)
-    regularizer, bias = ADDrop(p=0.0, cross_tuning="off"), TokenBias()
+    bias = TokenBias()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    with regularizer.attach(model):  # in evaluation the model's forward clears no request
-        for site in regularizer.attached_sites:
-            site.module.train()
-        with recording(regularizer.attached_sites, tokens=dict.fromkeys(regularizer.attached_sites, bias)):
-            objective = model(**inputs).logits.max(-1).values.sum()
-            (expected,) = gradients_of(objective, bias.leaves)
+    sites = find_sites(model.train())
+    with recording(sites, tokens=dict.fromkeys(sites, bias)):
+        (expected,) = gradients_of(model(**inputs).logits.max(-1).values.sum(), bias.leaves)
     assert found.abs().max() > 1e-4
     assert torch.allclose(found, expected, atol=1e-9, rtol=0)
 

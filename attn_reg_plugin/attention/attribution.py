@@ -99,8 +99,8 @@ def gradient_attribution(objective: Tensor, sites: Sequence[AttentionSite]) -> l
             )
         if not site.tapes:
             raise ValueError(
-                f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode, and with a "
-                "method attached unless the attention is your own"
+                f"{site.name} recorded nothing; run the forward inside recording(sites), in training mode, and with no "
+                "method attached"
             )
     tapes = [site.tapes[0] for site in sites]
     gradients = output_gradients(objective, tapes)

@@ -8,7 +8,7 @@ one is known only where there is one, so with several it is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -172,15 +172,17 @@ def recording(
 ) -> Iterator[None]:
     """While open, each site records what attribution needs, see `AttentionSite.tapes`; afterwards the sites are clear.
 
+    The model must have no method attached, whose forward would clear the sites first, or call a part of it.
+
     Args:
         needs_weights: materialize attention maps, see `Tape`.
         tokens: β of the keys of each site, see `TokenBias`.
     """
-    sites = list(sites)
-    for site in sites:
-        site.put_on(Request(recording=Recording(needs_weights, tokens[site] if tokens else None)))
-    try:
-        yield
-    finally:
+    with ExitStack() as opened:
         for site in sites:
-            site.clear()
+            if site.backend is not None and not site.attached:
+                site.backend.open(site)
+                opened.callback(site.backend.close, site)
+            opened.callback(site.clear)
+            site.put_on(Request(recording=Recording(needs_weights, tokens[site] if tokens else None)))
+        yield

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, DataCollatorWithFlattening, Stati
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
 from attn_reg_plugin.regularizers.ad_drop.objectives import OfOutputs
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
-from tests.attention.tiny_model import opened
 from tests.backends.oracle_models import PAD, WORDS, tiny_config
 
 IGNORED, LAYERS = -100, 2
@@ -115,7 +114,8 @@ def test_attributions_and_masks_are_those_of_each_text_alone(kind: str, way: str
         model(**inputs)
         masks = [site.keep for site in ours.attached_sites]
     inputs, _ = arranged(model, way)  # the cache is full
-    with opened(find_sites(model, "decoder.self")) as sites, recording(sites):
+    sites = find_sites(model, "decoder.self")
+    with recording(sites):
         forward = Forward(model, (), inputs, described=told)
         objective = OfOutputs()(forward.run(), forward.inputs)
         found = gradient_attribution(objective, sites)

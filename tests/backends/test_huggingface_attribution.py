@@ -26,7 +26,8 @@ def by_site(name: str, maps: Sequence[Tensor]) -> dict[str, Tensor]:
 
 def recorded(model: nn.Module, name: str, inputs: dict[str, Tensor]) -> tuple[Tensor, dict, dict, dict]:
     """Logits, attributions, valid positions and outputs of every site, by its name."""
-    with opened(find_sites(model, "*")) as sites, recording(sites):
+    sites = find_sites(model, "*")
+    with recording(sites):
         logits = model(**inputs).logits
         tapes = [site.tapes[0] for site in sites]
         gradients = output_gradients(objective(name, inputs, logits), tapes)  # Longformer's further calls are left out
@@ -62,7 +63,8 @@ def test_gradient_attribution_is_that_of_the_materialized_maps(name: str, full: 
         assert float(difference.abs().max()) <= 2e-5 * scale, site
         assert float(attribution.abs().max()) > 1e-4, site
     # integrated gradients and attention weights read A itself: scale, position bias and repeated heads are in it
-    with opened(find_sites(model, "*")) as sites, recording(sites, needs_weights=True):
+    sites = find_sites(model, "*")
+    with recording(sites, needs_weights=True):
         torch.testing.assert_close(model(**inputs).logits[counted], expected_logits[counted], atol=3e-5, rtol=1e-5)
         for site in sites:
             there = valid[site.name].any(-1, keepdim=True)

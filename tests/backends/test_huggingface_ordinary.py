@@ -13,7 +13,6 @@ from attn_reg_plugin import ADDrop, AttentionLayerDrop, find_sites, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
 from attn_reg_plugin.regularizers import Combination
 from attn_reg_plugin.regularizers.attention_dropout import AttentionDropout
-from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import HEADS, LAYERS, batch, build, config_of
 from tests.backends.materialized import Materialized
 
@@ -22,7 +21,8 @@ def attributed(
     model: nn.Module, inputs: dict[str, Tensor], counted: Tensor
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The output, and of every call of every site the attribution and what is valid."""
-    with opened(find_sites(model, "*")) as sites, recording(sites):
+    sites = find_sites(model, "*")
+    with recording(sites):
         output = model(**inputs)[0]
         tapes = [tape for site in sites for tape in site.tapes]
         gradients = output_gradients((output[counted].sin()).sum(), tapes)
@@ -177,6 +177,7 @@ def test_a_row_without_keys_is_xlnets_own() -> None:
     asked[:, :, 2] = 1
     inputs |= {"perm_mask": hidden, "target_mapping": asked}
     expected = model(**inputs).logits
-    with opened(find_sites(model, "*")) as sites, recording(sites):
+    sites = find_sites(model, "*")
+    with recording(sites):
         torch.testing.assert_close(model(**inputs).logits, expected, rtol=1e-4, atol=1e-5)
         assert all(site.tapes for site in sites)

@@ -229,10 +229,9 @@ def test_a_regularized_attention_is_pytorchs_where_nothing_is_dropped(options: d
                 site.ask(keep=torch.ones(1, 1, 1, 1, dtype=torch.bool))
                 output, found = module(*states, **mask, average_attn_weights=average)
                 bare, nothing = module(*states, **mask, need_weights=False)
-                site.clear()
-                with recording([site]):
-                    probed = module(*states, **mask, need_weights=False)[0]
-                    attribution = gradient_attribution(probed.square().sum(), [site])[0]
+            with recording([site]):
+                probed = module(*states, **mask, need_weights=False)[0]
+                attribution = gradient_attribution(probed.square().sum(), [site])[0]
             assert nothing is None
             for ours in (output, bare, probed):
                 torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)

@@ -16,7 +16,6 @@ from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from attn_reg_plugin import ADDrop, AttendOut, find_sites, gradient_attribution, recording
 from attn_reg_plugin.backends.huggingface.inputs import described
 from attn_reg_plugin.regularizers.hidden_cut import HiddenCut
-from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import batch, build, objective
 from tests.huggingface.trainers import ad_drop, trainer_of
 
@@ -90,7 +89,8 @@ def test_a_frozen_base_is_attributed_as_a_trained_one(name: str, place: str) -> 
     outputs = literal(**inputs, output_attentions=True)
     expected = torch.autograd.grad(objective(name, inputs, outputs.logits), outputs.attentions)
     model = adapted(name, config)
-    with opened(find_sites(model, "*")) as sites, recording(sites):
+    sites = find_sites(model, "*")
+    with recording(sites):
         found = gradient_attribution(objective(name, inputs, model(**inputs).logits), sites)
         tapes = [site.tapes[0] for site in sites]
     assert len(found) == len(expected) == 2
