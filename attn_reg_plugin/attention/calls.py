@@ -62,8 +62,8 @@ class AttentionCall:
             keep = masks[self.index]
         if keep is not None and any(n not in (1, m) for n, m in zip_longest(keep.shape, shape)):
             raise RuntimeError(
-                f"{self.site.name}: the keep mask is {tuple(keep.shape)}, but the attention map is {tuple(shape)}; the "
-                "probe and the forward saw different inputs"
+                f"{self.site.name}: the keep mask is {tuple(keep.shape)}, but the attention map is {tuple(shape)}; "
+                "it was made for other inputs: those of AD-DROP's probe, or the tokens that AttendOut's problem told"
             )
         return PackedMask.of(keep, valid) if isinstance(keep, Tensor) else keep
 

@@ -144,7 +144,7 @@ class Backend(Protocol):
     """Access to the attentions of a framework's models: finds their sites and reaches their modules.
 
     A backend may also have `refusal(model)`, the reason why a model of its framework has no site, or None;
-    `describe(model, args, kwargs)`, the objective's inputs that a forward's arguments show; `probing(model)`, a context
+    `describe(model, named)`, the objective's inputs that a forward's arguments show; `probing(model)`, a context
     for the probe; `time_first(site)`, whether states around a site are (T, B, C) and not (B, T, C); and
     `passed_by(site)`, called where the site doesn't run, since its layer was left out.
     """

@@ -4,7 +4,7 @@ While a site is idle (evaluation, generation, incremental decoding, plain epochs
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -101,14 +101,13 @@ class FairseqBackend(ReplacingBackend):
                 sites.append(self.site(path, module, decoder, module.encoder_decoder_attention, layer_of(path)))
         return sites
 
-    def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def describe(self, model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         """Read `token_mask` (B, T) off the forward's arguments, True where the output is a real token.
 
         A decoder's output at t belongs to its input at t, so both are padded alike, and it predicts a piece of the
         vocabulary, of which padding is never meant: `padding_label`. `adaptive_softmax` is the decoder's, if it gives
         the features of one instead of logits.
         """
-        named = dict(zip(("src_tokens", "src_lengths", "prev_output_tokens"), args, strict=False)) | kwargs
         written = named.get("prev_output_tokens")
         tokens = named.get("src_tokens") if written is None else written
         padding = padding_index(model)

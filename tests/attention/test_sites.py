@@ -132,7 +132,7 @@ def test_a_mask_of_another_shape_is_refused():
         regularized_attention(states, states, states, site=site)
     assert str(refused.value) == (
         "encoder.self[1]: the keep mask is (2, 1, 3, 3), but the attention map is (2, 1, 4, 4); "
-        "the probe and the forward saw different inputs"
+        "it was made for other inputs: those of AD-DROP's probe, or the tokens that AttendOut's problem told"
     )
 
 

@@ -110,7 +110,7 @@ def test_attributions_and_masks_are_those_of_each_text_alone(kind: str, way: str
     inputs, places = arranged(model, way)
     ours = ADDrop(p=0.5, q=1.0, sites="decoder.self", cross_tuning="off")
     with ours.attach(model):
-        told = described(ours._attachment.backends, model, (), inputs)
+        told = described(ours._attachment.backends, Forward(model, (), inputs))
         model(**inputs)
         masks = [site.keep for site in ours.attached_sites]
     inputs, _ = arranged(model, way)  # the cache is full

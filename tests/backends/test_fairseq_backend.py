@@ -14,6 +14,7 @@ from attn_reg_plugin import ADDrop, find_sites
 from attn_reg_plugin.backends.fairseq import FairseqBackend, padding_index
 from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.ad_drop import ad_drop
+from attn_reg_plugin.regularizers.base.hooks.forward import Forward, described
 from tests.attention.tiny_model import EVERY
 from tests.backends.fairseq_models import HEADS, batch, transformer
 from tests.backends.materialized import Materialized
@@ -42,10 +43,10 @@ def test_what_a_forward_tells() -> None:
     """A forward tells its real tokens and what a decoder's padding is called; an encoder's classes have none."""
     model, inputs = transformer(), batch()
     for args, kwargs in ((tuple(inputs.values()), {}), ((), inputs)):
-        told = FairseqBackend().describe(model, args, kwargs)
+        told = described([FairseqBackend()], Forward(model, args, kwargs))
         assert torch.equal(told["token_mask"], inputs["prev_output_tokens"].ne(PAD)) and told["padding_label"] == PAD
     del inputs["prev_output_tokens"]
-    assert "padding_label" not in FairseqBackend().describe(model, (), inputs)
+    assert "padding_label" not in FairseqBackend().describe(model, inputs)
     assert padding_index(nn.Linear(2, 2)) is None
     unnamed = nn.Module()
     unnamed.decoder = nn.Module()

@@ -1,5 +1,7 @@
 """Token masks that do not have the logits' shape: sounds, embeddings, and prompts of virtual tokens."""
 
+from collections import UserDict
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +116,32 @@ def test_a_module_around_a_model_that_generates_is_told_of_as_it_is() -> None:
     two = Around(build("llama"))
     two.other = build("llama")
     assert torch.equal(described(two, batch("llama"))["targets"], batch("llama")["labels"]), "which one is not known"
+
+
+class OfABatch(Around):
+    """Takes its inputs as one mapping."""
+
+    def forward(self, batch: Mapping[str, Any]) -> Any:
+        return super().forward(**batch)
+
+
+@pytest.mark.parametrize("name", ["llama", "marian", "bert"])
+def test_a_batch_in_one_argument_is_told_of_as_its_parts_are(name: str) -> None:
+    inputs, told = batch(name), []
+
+    def objective(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+        told.append(inputs)
+        return outputs.logits.sum()
+
+    for wrap, given in ((Around, None), (OfABatch, inputs), (OfABatch, UserDict(inputs))):
+        model = wrap(build(name))
+        with ADDrop(cross_tuning="off", sites="*", objective=objective).attach(model):
+            model(**inputs) if given is None else model(given)
+    for key in ("token_mask", "targets", "padding_label"):
+        assert all(
+            torch.equal(torch.as_tensor(one[key]), torch.as_tensor(told[0][key])) for one in told if key in told[0]
+        )
+    assert all(told[0].keys() - {"args", "kwargs"} <= one.keys() for one in told)
 
 
 @pytest.mark.parametrize("keep", [3, torch.tensor([0, 4, 5])])

@@ -6,10 +6,9 @@ Families that call no interface (DeBERTa, MPNet) are reached by `ordinary`; thos
 """
 
 import importlib
-import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -151,14 +150,9 @@ class HuggingFaceBackend(ReplacingBackend):
         if held is not None and held.layers is not None:
             held.calls += 1
 
-    def describe(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def describe(self, model: nn.Module, named: Mapping[str, Any]) -> dict[str, Any]:
         """Read what `described` finds, and the ids of a decoder that its model makes, off the forward's arguments."""
         model = uncompiled(model)
-        try:
-            named = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
-        except (TypeError, ValueError):
-            named = {}
-        named.update(kwargs)
         ids = decoder_ids(model, named)
         return described(model, named) | ({} if ids is None else {"decoder_input_ids": ids})
 

@@ -238,6 +238,10 @@ class AttendOut(Regularizer):
             defender = self._make_defender(model, self.optimizer, self.clip_norm)
         self.game = self.game_class(self, self.problem, generator, defender)
         if self._continues:
+            cache = self._kept["cache"]
+            others = {name for batch in cache for name in batch["masks"]} ^ {site.name for site in self.attached_sites}
+            if cache and others:
+                raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
             self.game.load_state_dict(self._kept)
         self._kept, self._continues = {}, False
         return self.game
@@ -247,6 +251,7 @@ class AttendOut(Regularizer):
         tables = embeddings_of(model, {site.stack for site in self.attached_sites}, self.attached_sites)
         shared, width = self.embedding == "shared", self.generator_width
         generator = Generator(self.attached_sites, tables, shared, self.initial_keep, width)
+        generator.offset *= self.temperature  # masks are drawn at scores divided by it
         ours, theirs = (sum(p.numel() for p in module.parameters()) for module in (generator, model))
         logger.info(f"{self.name}: generator of {ours:,} parameters, {100 * ours / theirs:.1f} % of the model's")
         return generator.to(next(model.parameters()).device)
@@ -274,9 +279,6 @@ class AttendOut(Regularizer):
         missing = [key for key in ("generator", "generator_optimizer", "defender", "cache") if key not in state]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
-        others = {n for batch in state["cache"] for n in batch["masks"]} ^ {site.name for site in self.attached_sites}
-        if state["cache"] and others:
-            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
         self.start(self.model)
 
     def detach(self) -> None:

@@ -126,7 +126,14 @@ class Game:
             keep masks by site name, bool (B, T, S), and the tokens by stack that they were drawn for.
         """
         tokens = self.problem.tokens(inputs)
-        tokens = {stack: tokens[stack] for stack in self.generator.stacks}
+        given = tokens if isinstance(tokens, Mapping) else {}
+        for stack in self.generator.stacks:
+            if not isinstance(given.get(stack), Tokens) or given[stack].valid.dtype != torch.bool:
+                raise ValueError(
+                    f"the problem's tokens(inputs) must give {{{stack!r}: Tokens(ids, valid)}}, valid of bool, but "
+                    f"gave {tokens!r:.200}"
+                )
+        tokens = {stack: given[stack] for stack in self.generator.stacks}
         masks, gradient = self._drawn(tokens, counts)
         batch = None
         if counts:
@@ -216,6 +223,8 @@ class Game:
     def evaluate(self) -> tuple[Tensor, Tensor]:
         """Scores of attacker and defender, higher is better, one per example: minus the loss, or the metric."""
         examples = list(self.problem.validation(self.method.reward_examples or self.method.steps))
+        if not examples:
+            raise ValueError("the problem's validation gave no examples to reward the generator by")
         return self._scores(self.defender.attacker, examples), self._scores(self.defender.model, examples)
 
     def _scores(self, model: nn.Module, examples: list[Any]) -> Tensor:

@@ -6,7 +6,8 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from numbers import Integral
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -42,10 +43,12 @@ class Supplied:
     counts: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse, by a TypeError, lists where tensors are read."""
+        """Refuse, by a TypeError, lists where tensors are read, and tensors where numbers are."""
         for name in ("targets", "token_mask"):
             if not isinstance(given := getattr(self, name), Tensor | None):
                 raise TypeError(f"the supplied {name} is of type {type(given).__name__}, but must be a tensor")
+        if self.special_ids is not None and not all(isinstance(one, Integral) for one in self.special_ids):
+            raise TypeError("the supplied special_ids must be whole numbers, such as tokenizer.all_special_ids")
 
     def named(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as objectives and problems read them among the inputs.
@@ -70,7 +73,6 @@ class Outcome:
     metric: Tensor | None = None
 
 
-@runtime_checkable
 class Problem(Protocol):
     """The task that a model is trained and evaluated on; `inputs` are a forward's arguments and what was supplied.
 

@@ -34,7 +34,7 @@ class Drawn:
     def __init__(self, method: Regularizer, draw: Draw, made: Callable[..., Any], alone: bool = False) -> None:
         self.method, self.draw, self.made, self.alone = method, draw, made, alone
         self.seed, self.draws = int(torch.randint(2**62, ())), 0
-        self.given: dict[AttentionCall, Any] = {}
+        self.given: dict[tuple[Any, int], Any] = {}
         self.ahead: dict[Any, tuple[Any, Tensor | None, deque[Any]]] = {}
 
     def __call__(self, call: AttentionCall, shape: tuple[int, ...], valid: Tensor | None, device: torch.device) -> Any:

@@ -104,7 +104,7 @@ class SeveralPasses(Regularizer):
                 one.supply(supplied)
         if not seen:
             raise RuntimeError(f"{self.name} saw no forward of the attached model in training mode to take the loss of")
-        parts = [compared(outputs, inputs, len(whole[0])) for outputs, inputs in seen]
+        parts = [compared(outputs, inputs, whole) for outputs, inputs in seen]
         differ = (lambda first, second: (first - second) ** 2, self.divergence)
         divergences = torch.cat([differ[not regression](*passes) for passes, regression in parts])
         total, count = divergences.sum(), divergences.numel()
@@ -192,17 +192,17 @@ def _in_equal_parts(tensor: Tensor, size: int) -> bool:
     return any(all(part.equal(parts[0]) for part in parts[1:]) for parts in split)
 
 
-def compared(outputs: Any, inputs: Mapping[str, Any], rows: int) -> tuple[list[Tensor], bool]:
+def compared(outputs: Any, inputs: Mapping[str, Any], batch: list[Tensor]) -> tuple[list[Tensor], bool]:
     """Return the outputs of a repeated batch that are compared, pass by pass, and whether it is a regression.
 
     Args:
         outputs: logits (B, C), of a regression (B,) or (B, 1), or of tokens (B, T, V); in any form that `logits_of`
             knows. Of tokens, those that are real and have a label count.
         inputs: of the forward by name.
-        rows: examples of each pass.
+        batch: the tensors of the batch as it was, the first with a row for each example.
 
     Raises:
-        ValueError: there are no logits, or of another shape, such as (T, B, V).
+        ValueError: there are no logits, or of another shape, such as (T, B, V), or of other rows than were repeated.
     """
     if inputs.get("adaptive_softmax") is not None:
         raise ValueError("passes cannot be compared by an adaptive softmax, whose model gives features and no logits")
@@ -218,7 +218,12 @@ def compared(outputs: Any, inputs: Mapping[str, Any], rows: int) -> tuple[list[T
     targets = gold_of(inputs)
     several = isinstance(targets, Tensor) and targets.is_floating_point() and targets.shape == logits.shape
     several = several or (logits.dim() == 2 and bool(inputs.get("regression")))
-    whole = PASSES * rows
+    whole, rows = PASSES * len(batch[0]), logits.size(0)
+    if rows % max(whole, 1) and rows in {len(one) for one in batch} - {len(batch[0])}:
+        raise ValueError(
+            f"the batch's first tensor has {len(batch[0])} rows, and what has as many was repeated, but the model "
+            f"gives {rows} rows; put a tensor with a row for each example first"
+        )
     time_first = logits.dim() == 3 and logits.size(1) == whole and logits.size(0) % max(whole, 1)
     if logits.dim() not in (2, 3) or several or logits.size(0) % PASSES or time_first:
         what = "several numbers an example" if inputs.get("regression") else "labels of which several may hold"

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from attn_reg_plugin import AttendOut
+from attn_reg_plugin.regularizers import Tokens
 from attn_reg_plugin.regularizers.attend_out import game, generator
 from attn_reg_plugin.regularizers.attend_out.game import Game
 from attn_reg_plugin.regularizers.attend_out.generator import PolicyGradient, policy_gradient, sample_masks
-from tests.attention.tiny_model import TinyClassifier
+from tests.attention.tiny_model import PAD, TinyClassifier
 from tests.regularizers.attend_out.playing import BATCHES, begin, play, same, update
 from tests.regularizers.trainings import equal
+
+IDS = BATCHES[0][0]
 
 
 def test_a_rounds_gradient_is_equation_5_evaluated_literally():
@@ -169,6 +172,47 @@ def test_refusals(options, said):
     said = r"the model itself\) was replaced by TinyClassifier.forward"
     with method.attach(model), pytest.raises(ValueError, match=said):
         model(*BATCHES[0])
+
+
+@pytest.mark.parametrize(
+    "told", [IDS, Tokens(IDS, IDS.ne(PAD)), {"decoder": IDS}, {"encoder": Tokens(IDS, IDS.ne(PAD).long())}]
+)
+def test_tokens_of_another_form_are_refused(told):
+    model, _, method = begin()
+    method.problem.tokens = lambda inputs: told
+    with (
+        method.attach(model),
+        pytest.raises(ValueError, match=r"must give {'encoder': Tokens\(ids, valid\)}, valid of bool"),
+    ):
+        model(IDS)
+
+
+def test_a_problem_without_examples_is_refused():
+    model, optimizer, method = begin()
+    method.problem.validation = lambda n: []
+    with method.attach(model), pytest.raises(ValueError, match="validation gave no examples"):
+        play(model, optimizer, method, range(3))
+
+
+@pytest.mark.parametrize("how", ["resume", "load_state_dict"])
+def test_a_state_of_other_sites_is_refused(how):
+    model, optimizer, method = begin(sites="encoder.self[0]")
+    with method.attach(model):
+        play(model, optimizer, method, range(2))
+        state = method.state_dict()
+    model, optimizer, method = begin()
+    with method.attach(model), pytest.raises(ValueError, match=r"^its sites are others: encoder\.self"):
+        getattr(method, how)(state)
+        play(model, optimizer, method, range(2))
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_the_first_masks_keep_what_initial_keep_says(temperature):
+    model, _, method = begin(initial_keep=0.9, temperature=temperature)
+    with method.attach(model):
+        generator = method.start(model).generator
+    zero = torch.full((1, 200, 200), generator.offset)
+    assert sample_masks({"site": zero}, temperature)["site"].float().mean() == pytest.approx(0.9, abs=0.01)
 
 
 def test_an_optimizer_that_accelerate_wraps_is_the_one_inside():

@@ -142,6 +142,11 @@ def attend(**given):
         (lambda: ADDrop(objective="loss"), TypeError, "^objective is 'loss', but must be a function"),
         (lambda: ADDrop().supply("x"), TypeError, "^supplied is of type str, but must be a Supplied; give fields by"),
         (lambda: ADDrop().supply({"targets": 1}), TypeError, "^supplied is of type dict"),
+        (
+            lambda: ADDrop().supply(special_ids=torch.ones(2)),
+            TypeError,
+            "^the supplied special_ids must be whole numbers",
+        ),
         (lambda: ADDrop().supply(targets=[1]), TypeError, "^the supplied targets is of type list, but must be a ten"),
         *(
             (lambda given=given: ADDrop().begin_epoch(given), TypeError, f"^epoch is {given}, but must be a whole")

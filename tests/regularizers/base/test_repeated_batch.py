@@ -144,6 +144,24 @@ def test_logits_of_another_order_are_refused(name, translator):
             regularizer.loss(lambda b: model(*b).logsumexp(-1).mean(), pairs)
 
 
+class Transposed(Around):
+    """Takes tokens as (T, B)."""
+
+    def forward(self, ids):
+        return super().forward(ids.T)
+
+
+@EACH
+def test_rows_that_are_no_examples_are_not_repeated(name):
+    """Of four texts of six tokens, six rows of the first tensor; the other's four would be compared with each other."""
+    model, ids = Transposed(classifier()), tokens([6, 3, 5, 4], 6, seed=4)
+    with (
+        build(name).attach(model) as regularizer,
+        pytest.raises(ValueError, match=r"first tensor has 6 rows.*gives 4 rows"),
+    ):
+        regularizer.loss(lambda b: model(b[0]).logsumexp(-1).mean(), (ids.T, torch.zeros(4)))
+
+
 @dataclass(frozen=True)
 class Batch:
     ids: torch.Tensor

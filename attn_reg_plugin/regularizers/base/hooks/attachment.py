@@ -149,8 +149,8 @@ class Attachment:
         """Let the regularizer put its requests on the sites, or rehearse; `model` is called, itself or a part of it."""
         self.state = State.PREPARING
         try:
-            read = described(self.backends, model, args, kwargs)
-            forward = Forward(model, args, kwargs, self.regularizer.supplied, read)
+            forward = Forward(model, args, kwargs, self.regularizer.supplied)
+            forward.described = described(self.backends, forward)
             with self._without_others():
                 if due:
                     self.regularizer.before_forward(forward)

@@ -58,7 +58,7 @@ class Forward:
             named = dict(inspect.signature(uncompiled(self.model).forward).bind(*self.args, **self.kwargs).arguments)
         except (TypeError, ValueError):
             named = dict(self.kwargs)
-        extra = {k: v for value in named.values() if isinstance(value, dict) for k, v in value.items()}
+        extra = {k: v for value in named.values() if isinstance(value, Mapping) for k, v in value.items()}
         return {**extra, **named}
 
     @property
@@ -67,14 +67,12 @@ class Forward:
         return {**self.arguments, **self.described, **self.supplied.named()}
 
 
-def described(
-    backends: Iterable[Backend], model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Read the objective's inputs off the model's arguments, by every backend that can."""
-    found: dict[str, Any] = {}
+def described(backends: Iterable[Backend], forward: Forward) -> dict[str, Any]:
+    """Read the objective's inputs off the model's arguments, by every backend that can; the first one's word wins."""
+    named, found = forward.arguments, {}
     for backend in backends:
         if hasattr(backend, "describe"):
-            found = {**backend.describe(model, args, kwargs), **found}
+            found = {**backend.describe(forward.model, named), **found}
     return found
 
 

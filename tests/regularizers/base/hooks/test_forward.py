@@ -210,7 +210,7 @@ def test_every_backend_with_a_site_is_asked():
         def __init__(self, name, **told):
             self.name, self.told = name, told
 
-        def describe(self, model, args, kwargs):
+        def describe(self, model, named):
             return self.told
 
         @contextmanager
