@@ -1,7 +1,6 @@
 """Checkpoints: where a run has one, which types it may hold, and writing a method's state beside it."""
 
 import argparse
-import errno
 import pickle
 import re
 import zipfile
@@ -20,14 +19,8 @@ from attn_reg_plugin.files import naming_writer, open_file, whole_file
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 #: what torch says where it refuses a type that is not allowed
 _FOREIGN = re.compile("unsupported (global|class)|can only (build|create)", re.IGNORECASE)
-#: errors that say that a file cannot be read now, whatever is in it
-_HINDRANCES = (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
 #: what to do about a state that cannot be used
 ANEW = "move it away, and the method starts anew from the checkpoint's weights"
-
-
-class ForeignTypes(ValueError):
-    """A file is whole, but holds types that are not allowed."""
 
 
 def allowed_types() -> list[Any]:
@@ -70,7 +63,7 @@ def load_weights(path: Path | str, mmap: bool = False) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # safetensors, torch and pickle each have their own for a damaged file
         if isinstance(error, pickle.UnpicklingError) and (zipfile.is_zipfile(path) or _FOREIGN.search(str(error))):
-            raise ForeignTypes(f"{path} holds other types than weights need, so it is not read") from None
+            raise ValueError(f"{path} holds other types than weights need, so it is not read") from None
         reason = type(error).__name__ if "\n" in str(error) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({reason})") from None
 
@@ -96,22 +89,6 @@ def check_weights(path: Path) -> None:
         raise
     except Exception as error:  # safetensors has one of its own
         raise ValueError(f"{path} cannot be read: it is damaged or isn't a file of weights ({error})") from None
-
-
-def is_damaged(path: Path) -> bool:
-    """Whether a checkpoint of fairseq's is not whole or something else, in any format of torch's; it is read to know.
-
-    One that is refused for its types, or that the system does not let us read now, does not count.
-    """
-    try:
-        state = load_weights(path)
-        return not (isinstance(state, dict) and {"model", "optimizer_history"} & state.keys())
-    except ForeignTypes:
-        return False
-    except ValueError as error:
-        reason = error.__context__
-        hindered = isinstance(reason, OSError) and reason.errno in _HINDRANCES
-        return not (hindered or isinstance(reason, MemoryError) or "not enough memory" in str(reason))
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from attn_reg_plugin.regularizers.base.distributed import rank
 from attn_reg_plugin.regularizers.base.options import OptionError
 from attn_reg_plugin.regularizers.base.statistics import Shown, summary
 from attn_reg_plugin.tasks.attend_out_training import FairseqTraining
-from attn_reg_plugin.tasks.fairseq_fixes.resuming import PATIENCE, ResumedTask, repair_last
+from attn_reg_plugin.tasks.fairseq_fixes.resuming import PATIENCE, ResumedTask
 from attn_reg_plugin.tasks.fairseq_settings import fairseq_setting, total_epochs, total_updates
 from attn_reg_plugin.tasks.flags import RATES_BY_SITE, print_flags_if_asked, regularizer_from, with_attn_reg
 from attn_reg_plugin.tasks.predictions import FairseqObjective, reads_predictions
@@ -106,10 +106,8 @@ class AttnRegTask(ResumedTask):
         build = super().build_model  # of an older task it takes one argument; fairseq looks for the name as well
         knows = "from_checkpoint" in inspect.signature(build).parameters
         model = build(cfg, from_checkpoint=from_checkpoint) if knows else build(cfg)
-        if not from_checkpoint:
-            repair_last(self.sidecar.folder)
-            if self.regularizer is not None:
-                self._attach(self.regularizer, model)
+        if not from_checkpoint and self.regularizer is not None:
+            self._attach(self.regularizer, model)
         return model
 
     def _attach(self, regularizer: Regularizer, model: torch.nn.Module) -> None:

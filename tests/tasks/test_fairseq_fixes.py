@@ -1,6 +1,6 @@
-"""Repairs of fairseq: a resumed training's batches and patience, a half-made last checkpoint, numpy 2, the log."""
+"""Repairs of fairseq: a resumed training's batches and patience, whole copies of checkpoints, numpy 2, the log."""
 
-import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import save_checkpoint
 from fairseq.data import FairseqDataset, LanguagePairDataset, ListDataset, data_utils
+from fairseq.file_io import PathManager
 from fairseq.logging import metrics
 from fairseq.modules.dynamic_crf_layer import DynamicCRF
 from fairseq_cli.train import should_stop_early as waiting
 
 from attn_reg_plugin.tasks.attn_reg_task import AttnRegTask
-from attn_reg_plugin.tasks.fairseq_fixes.resuming import repair_last
 from tests.backends.fairseq_models import transformer, words
 from tests.tasks.tasks_in_process import GivenModel, Optimizer, Regularized, attached, criterion, sample
 
@@ -123,109 +123,23 @@ def test_patience_goes_on_waiting(
         assert waiting.num_runs == 0
 
 
-STATE = {"epoch": 1, "updates": 4, "model": {"w": torch.arange(4000.0)}}
+def test_a_copy_takes_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while fairseq copies a checkpoint to another name leaves what was there."""
+    source, target = tmp_path / "checkpoint_best.pt", tmp_path / "checkpoint_last.pt"
+    source.write_bytes(b"new"), target.write_bytes(b"old")
+    copy = shutil.copyfile
 
+    def killed(_: str, half: str) -> None:
+        Path(half).write_bytes(b"ne")
+        raise KeyboardInterrupt
 
-def written(path: Path, old: bool = False, age: int = 0, **more: Any) -> bytes:
-    """A checkpoint, in torch's older format or the present one; what is in it."""
-    torch.save({**STATE, **more}, path, _use_new_zipfile_serialization=not old)
-    os.utime(path, (1e9 - age, 1e9 - age))
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("old", "hindrance"),
-    [
-        (False, None),
-        (True, None),
-        (False, PermissionError(13, "Permission denied")),
-        (False, OSError(5, "Input/output error")),
-        (False, MemoryError()),
-        (False, RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes.")),
-    ],
-    ids=str,
-)
-def test_what_is_whole_or_cannot_be_read_now_is_not_taken_for_damaged(
-    old: bool, hindrance: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    last = written(tmp_path / "checkpoint_last.pt", old=old, foreign=Anew)
-    written(tmp_path / "checkpoint_best.pt", age=9)
-    load = torch.load
-
-    def hindered(path: Path, *args: Any, **options: Any) -> Any:
-        if hindrance and path.name == "checkpoint_last.pt":
-            raise hindrance
-        return load(path, *args, **options)
-
-    monkeypatch.setattr(torch, "load", hindered)
-    repair_last(tmp_path)
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == last and len(list(tmp_path.iterdir())) == 2
-
-
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("kept", [0, 5000, None])
-def test_a_torn_copy_is_made_anew_and_kept(
-    kept: int | None, old: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Also an archive in which a byte is another, and which torch reads."""
-    last = tmp_path / "checkpoint_last.pt"
-    torn = written(last, old=old and kept is not None)[:kept]
-    if kept is None:
-        torn = torn[: len(torn) // 2] + bytes([torn[len(torn) // 2] ^ 1]) + torn[len(torn) // 2 + 1 :]
-    last.write_bytes(torn)
-    assert kept is not None or not torch.equal(torch.load(last)["model"]["w"], STATE["model"]["w"])
-    newest = written(tmp_path / "checkpoint2.pt", old=old, age=5)
-    written(tmp_path / "checkpoint1.pt", age=9)
-    (tmp_path / "checkpoint_best.pt").write_bytes(torn)  # newer, and no help
-    repair_last(tmp_path)
-    assert last.read_bytes() == newest
-    assert (tmp_path / "checkpoint_last.pt.damaged").read_bytes() == torn
-    assert "made anew from checkpoint2.pt; the damaged one is kept as checkpoint_last.pt.damaged" in caplog.text
-    last.write_bytes(torn)
-    repair_last(tmp_path)
-    assert (tmp_path / "checkpoint_last.pt.damaged.1").read_bytes() == torn, "one that was kept is not overwritten"
-    assert not list(tmp_path.glob("*.tmp*"))
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        *((content, r"is damaged, and no other checkpoint .*; move it to begin") for content in (b"torn", [1], {})),
-        (None, "is a folder, but must be a checkpoint; move it away"),
-    ],
-)
-def test_nothing_to_repair_from(content: Any, said: str, tmp_path: Path) -> None:
-    last = tmp_path / "checkpoint_last.pt"
-    if content is None:
-        last.mkdir()
-    else:
-        last.write_bytes(content) if isinstance(content, bytes) else torch.save(content, last)
-    before = last.is_dir() or last.read_bytes()
-    with pytest.raises(ValueError, match=rf"checkpoint_last\.pt {said}"):
-        repair_last(tmp_path)
-    assert (last.is_dir() or last.read_bytes()) == before
-
-
-def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path / "checkpoint_best.pt")
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
-
-    def full(_: Path, target: Path) -> None:
-        target.write_bytes(b"half")
-        raise OSError(28, "No space left on device", str(target))
-
-    monkeypatch.setattr("attn_reg_plugin.tasks.fairseq_fixes.resuming.shutil.copyfile", full)
-    with pytest.raises(ValueError, match=r"checkpoint_last\.pt is damaged and cannot be made anew: .*No space left"):
-        repair_last(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_best.pt", "checkpoint_last.pt"}
-
-
-@METHODS
-def test_a_task_repairs_it_when_it_builds_a_model_to_train(method: str, tmp_path: Path) -> None:
-    best = written(tmp_path / "checkpoint_best.pt")
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"torn")
-    attached(transformer(), attn_reg=method, attn_save_dir=str(tmp_path))
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == best
+    monkeypatch.setattr(shutil, "copyfile", killed)
+    with pytest.raises(KeyboardInterrupt):
+        PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"old"
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    assert PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"new" and len(list(tmp_path.iterdir())) == 2
 
 
 SENTENCES = [torch.tensor([4, 5, 2]), torch.tensor([6, 2]), torch.tensor([7, 8, 9, 4, 2])]

@@ -75,13 +75,6 @@ class Combination(Regularizer):
 
     large_state = property(lambda self: any(method.large_state for method in self.parts))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the names, and each method's options under its own."""
-        options = {method.name: method.to_dict() for method in self.parts}
-        for one in options.values():
-            del one["method"]
-        return {"method": self.name, **options}
-
     # -- attaching --------------------------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> Combination:

@@ -55,12 +55,6 @@ class OptionError(ValueError):
         self.option = option
 
 
-class _Help(str):
-    """Help of an option, with its range: transformers' `HfArgumentParser` gives all metadata to argparse."""
-
-    within: str | None = None
-
-
 def option(default: Any, help: str, choices: tuple[str, ...] | None = None, within: str | None = None) -> Any:
     """A documented field of a method; faces turn it into a flag, and `check_options` holds it to what it declares.
 
@@ -70,9 +64,7 @@ def option(default: Any, help: str, choices: tuple[str, ...] | None = None, with
         choices: the values that a text may have.
         within: the range of a number, an `Interval` such as `[0, 1]`; without one it must be finite.
     """
-    help = _Help(help)
-    help.within = within
-    return field(default=default, metadata={"help": help, **({"choices": choices} if choices else {})})
+    return field(default=default, metadata={"help": help, "choices": choices, "within": within})
 
 
 def options_of(method: type) -> list[dataclasses.Field]:
@@ -115,7 +107,7 @@ def check_value(entry: dataclasses.Field, value: Any) -> None:
     if kind in _KINDS and not _is_a(kind, value):
         raise TypeError(f"{entry.name} is {value!r}, but must be {_KINDS[kind]}")
     choices = entry.metadata.get("choices")
-    within = entry.metadata.get("within", getattr(entry.metadata.get("help"), "within", None))
+    within = entry.metadata.get("within")
     if choices and value not in choices:
         raise ValueError(f"{entry.name} is {value!r}, but must be one of {', '.join(choices)}")
     if isinstance(value, int) and abs(value) > sys.float_info.max:

@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from attn_reg_plugin.regularizers.base.hooks.attachment import Attachment
 from attn_reg_plugin.regularizers.base.hooks.forward import Forward, device_of
 from attn_reg_plugin.regularizers.base.options import check_options, check_whole, option, options_of
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
-from attn_reg_plugin.regularizers.base.registry import Preset, build
+from attn_reg_plugin.regularizers.base.registry import Preset
 from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics, drop_rate, drop_rates, quantities
 
 logger = logging.getLogger(__name__)
@@ -36,22 +36,9 @@ Draw = Callable[[tuple[int, ...], Tensor | None, torch.Generator], Tensor]
 #: from a sum over items, and their number, to what is added to a loss
 Share = Callable[[Tensor, int], Tensor]
 
-#: methods that a training calls
-CALLED = (
-    *("attach", "detach", "attached_sites", "begin_training", "begin_epoch", "begin_update", "end_update", "supply"),
-    *("forget_unfinished", "loss", "summary", "to_dict", "from_dict", "state_dict", "load_state_dict", "resume"),
-)
-
-
-class _Documented(type):
-    def __dir__(cls) -> list[str]:
-        """List for `help` and completion what a user sets and calls; of the base all, for whoever writes a method."""
-        shown = ("__init__", "objective", *CALLED, *(entry.name for entry in options_of(cls)))
-        return [name for name in super().__dir__() if name in shown or not cls.name]
-
 
 @dataclass(eq=False)
-class Regularizer(metaclass=_Documented):
+class Regularizer:
     """Base of the methods. Subclasses are dataclasses whose `option` fields are their options.
 
     Attributes:
@@ -95,31 +82,6 @@ class Regularizer(metaclass=_Documented):
         self._trained: weakref.ref[nn.Module] | None = None  # the model that counts and state are of
 
     # -- what a user calls ------------------------------------------------------------------------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the method's name and options, as JSON has them; equal where two methods are set up alike."""
-        return {"method": self.name, **{entry.name: getattr(self, entry.name) for entry in options_of(type(self))}}
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both are the same method with the same options, whatever they are attached to."""
-        return type(self) is type(other) and self.to_dict() == other.to_dict()
-
-    __hash__ = object.__hash__  # each is attached by itself: a set or a mapping tells them apart
-
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Build the method that `to_dict()` described; options that are left out have their defaults.
-
-        Raises:
-            TypeError, ValueError: as `build`; or the settings are another method's.
-        """
-        if not isinstance(settings, Mapping):
-            raise TypeError(f"settings is of type {type(settings).__name__}, but must be a mapping, as of to_dict()")
-        settings = {"method": cls.name, **settings}
-        name = settings.pop("method")
-        if cls.name and name != cls.name:
-            raise ValueError(f"the settings are those of {name}, but must be those of {cls.name}")
-        return build(name, **settings)
 
     def attach(self, model: nn.Module) -> Attachment:
         """Regularize every training-mode forward of `model` from here, until `detach` or the end of the `with`.

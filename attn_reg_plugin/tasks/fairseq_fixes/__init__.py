@@ -7,6 +7,8 @@
   the number of GPUs, which is 0. With GPUs nothing is changed.
 - A checkpoint goes from rank 0 to the other ranks as a file that torch 2.6 and later refuse to read: now as PyTorch
   hands over objects.
+- fairseq writes one checkpoint whole and copies it byte by byte to the other names, so that a kill left half of
+  `checkpoint_last.pt`: now a copy takes its name when it is whole.
 - A meter stays in the log once it was used: averages of nothing, such as drop rates in plain epochs, show as `None`.
   Where no forward was regularized, none of ours are shown.
 - hydra prints two lines among the translations of `fairseq-generate`.
@@ -14,6 +16,7 @@
 
 import logging
 import os
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +24,7 @@ import numpy
 import torch
 from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
 from fairseq.distributed import utils
+from fairseq.file_io import PathManager
 from fairseq.logging.meters import AverageMeter, MetersDict
 from fairseq.models import distributed_fairseq_model
 from fairseq.modules import dynamic_crf_layer
@@ -29,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attn_reg_plugin.callbacks import PREFIX
 
+_copy = PathManager.copy
 _all_values = MetersDict.get_smoothed_values
 _infer_on_gpus = utils._infer_torch_distributed_launch_init
 
@@ -74,6 +79,15 @@ def broadcast(obj: Any, src_rank: int, group: Any, dist_device: torch.device) ->
     return held[0]
 
 
+def copy_whole(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    """Copy a checkpoint, beside its name and then to it; where fairseq reaches files by iopath, as it does."""
+    if PathManager.path_requires_pathmanager(dst_path):
+        return _copy(src_path, dst_path, overwrite)
+    shutil.copyfile(src_path, f"{dst_path}.tmp")
+    os.replace(f"{dst_path}.tmp", dst_path)
+    return dst_path
+
+
 def present_values(meters: MetersDict) -> dict[str, float]:
     """Return the values of all meters, but for averages of nothing, and for ours where the method did not act."""
     values = _all_values(meters)
@@ -89,5 +103,6 @@ if not hasattr(numpy, "int"):
 distributed_fairseq_model.DistributedDataParallel = data_parallel
 utils._infer_torch_distributed_launch_init = infer_from_launcher
 utils._broadcast_object_slow = broadcast
+PathManager.copy = staticmethod(copy_whole)
 MetersDict.get_smoothed_values = present_values
 logging.getLogger("hydra").setLevel(logging.INFO)

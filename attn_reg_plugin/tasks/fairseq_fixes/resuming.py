@@ -1,15 +1,11 @@
-"""Resuming as fairseq does not: with the batches and the patience of an undisturbed training, and a last checkpoint.
+"""Resuming as fairseq does not: with the batches and the patience of an undisturbed training.
 
 fairseq draws the order of equally long sentences with `seed + epoch` when it first makes batches, and keeps these for
 all epochs; a resumed training would make others. `--patience` keeps the best value and the number of validations since
-as attributes of a function, `should_stop_early`; here these go into the checkpoint. And fairseq writes one checkpoint
-whole and copies it to the other names byte by byte, so that a kill may leave half of `checkpoint_last.pt`.
+as attributes of a function, `should_stop_early`; here these go into the checkpoint.
 """
 
-import itertools
 import logging
-import os
-import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -18,9 +14,8 @@ from typing import Any
 
 from fairseq.checkpoint_utils import save_checkpoint
 
-from attn_reg_plugin.checkpoints import is_damaged, load_weights
-from attn_reg_plugin.files import whole_file
-from attn_reg_plugin.regularizers.base.distributed import done_by_first_rank, object_from_first_rank, rank
+from attn_reg_plugin.checkpoints import load_weights
+from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
 
 logger = logging.getLogger(__name__)
 
@@ -113,54 +108,3 @@ def go_on_waiting(state: dict[str, Any] | None) -> None:
     function = _should_stop_early()
     if function is not None and state is not None and hasattr(save_checkpoint, "best"):
         function.best, function.num_runs = state["best"], state["num_runs"]
-
-
-# -- the last checkpoint ----------------------------------------------------------------------------------------------
-
-
-def repair_last(folder: Path | None) -> None:
-    """Finish a copy to `checkpoint_last.pt` that a kill interrupted; rank 0 does it, the other ranks wait.
-
-    If the last checkpoint cannot be read, the newest other checkpoint that can is what was being copied. What it takes
-    the place of is kept, as `checkpoint_last.pt.damaged`.
-
-    Args:
-        folder: fairseq's --save-dir; None: there is none.
-
-    Raises:
-        ValueError: the copy cannot be written, or there is nothing to make it from.
-    """
-    if folder is None:
-        return
-    last = folder / "checkpoint_last.pt"
-
-    def repair() -> None:
-        try:
-            _repair(last)
-        except OSError as error:
-            raise ValueError(f"{last} is damaged and cannot be made anew: {error}") from None
-
-    done_by_first_rank(repair)
-
-
-def _repair(last: Path) -> None:
-    if last.is_dir():
-        raise ValueError(f"{last} is a folder, but must be a checkpoint; move it away")
-    if not last.is_file() or not is_damaged(last):
-        return
-    others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and path.is_file()]
-    others.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    source = next((path for path in others if not is_damaged(path)), None)
-    if source is None:
-        raise ValueError(f"{last} is damaged, and no other checkpoint beside it can be read; move it to begin anew")
-    with whole_file(last) as unfinished:
-        shutil.copyfile(source, unfinished)
-        kept = _free_name(last.with_suffix(".pt.damaged"))
-        os.link(last, kept)  # a second name: there is a last checkpoint at every moment
-    logger.warning(f"{last} is damaged: made anew from {source.name}; the damaged one is kept as {kept.name}")
-
-
-def _free_name(path: Path) -> Path:
-    """`path`, or with the first number behind it that no file has."""
-    names = (path if not n else path.with_name(f"{path.name}.{n}") for n in itertools.count())
-    return next(name for name in names if not name.exists())

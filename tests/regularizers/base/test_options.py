@@ -43,7 +43,7 @@ def refused(option):
         yield value, ValueError, "a number of more than 308 digits, but must be finite"
     for value in (math.nan, math.inf, -math.inf) if kind == "float" else ():
         yield value, ValueError, f"{value}, but must "
-    allowed = Interval(option.metadata["help"].within)
+    allowed = Interval(option.metadata["within"])
     for end, outwards in zip(allowed.bounds, (-1, 1), strict=True):
         for value in (end, end + outwards):
             if math.isfinite(value) and value not in allowed:
