@@ -39,22 +39,11 @@ def check_mask(name: str, mask: Tensor | None) -> None:
     raise TypeError(f"{name} is a {given}, but must be a tensor of torch.bool, True = attend")
 
 
-def candidate_counts(valid_keys: Tensor, p: float) -> Tensor:
-    """Count the candidates of a row: n - int(n(1 - p)).
-
-    Args:
-        valid_keys: n, the number of valid keys per row, any shape, integer.
-        p: ratio of candidates, in [0, 1].
-
-    Returns:
-        Counts in [0, n], shape of `valid_keys`, int64. The product is guarded against round-off: n = 10 and
-        p = 0.9 leave int(10 · 0.1) = 1 position, not 0.
-    """
-    return (valid_keys - _kept(valid_keys.long(), p)).clamp(min=0)
-
-
 def _kept(keys: Any, p: float) -> Any:
-    """Return int(n(1 - p)) of a number or a tensor of int64."""
+    """Return int(n(1 - p)), how many of n keys are no candidates, of a number or a tensor of int64.
+
+    The product is guarded against round-off: n = 10 and p = 0.9 leave int(10 · 0.1) = 1 position, not 0.
+    """
     return (keys * round((1.0 - p) * 2**_BITS) + round(_GUARD * 2**_BITS)) >> _BITS
 
 
@@ -75,7 +64,8 @@ def _ranked(attribution: Tensor, valid: Tensor | None, p: float, direction: str)
         return scores.topk(largest, dim=-1, sorted=False).indices, None
     valid = valid.expand(*valid.shape[:-1], keys)  # so that a mask over whole rows is counted key by key
     scores = scores.masked_fill(~valid, float("-inf"))
-    counts = candidate_counts(valid.sum(-1, keepdim=True), p)
+    counts = valid.sum(-1, keepdim=True)
+    counts = counts - _kept(counts, p)
     ranks = torch.arange(largest, device=attribution.device)
     return scores.topk(largest, dim=-1, sorted=True).indices, ranks < counts
 

@@ -4,7 +4,6 @@ Nothing is padded here: batches are padded to their own longest when they are ma
 model's length (of a pair, the longer text first), and said once a data set: how many of how many.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ _OFFSET_POSITIONS = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-#: what a space is written as in pieces
-_SPACE = "▁"
 #: tokenizers that know no limit say a number beyond this one
 _NO_LIMIT = 10**9
 
@@ -56,48 +53,14 @@ def load_tokenizer(path: str, task: LabelledTask) -> Any:
     """
     from transformers import AutoTokenizer
 
+    spaced = {"add_prefix_space": True} if task.kind == TAGGING else {}  # which some families want to be given words
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, **spaced)
     except Exception as error:  # of a damaged file any
         raise ValueError(f"the tokenizer of {path} could not be loaded ({reason_of(error)})") from error
     if not tokenizer.is_fast:
         raise ValueError(f"{path} has {type(tokenizer).__name__}, a slow tokenizer; a fast one is needed")
-    if task.kind == TAGGING:
-        _part_words(tokenizer)
     return tokenizer
-
-
-def _part_words(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer put a space before every word; `from_pretrained` does it for some families only.
-
-    And one whose normalizer writes spaces as a sign of their own, as Gemma's does.
-    """
-    from tokenizers import normalizers
-
-    written, before = tokenizer.backend_tokenizer.normalizer, tokenizer.backend_tokenizer.pre_tokenizer
-    _, signs = _steps(written, "normalizers")
-    replacing = any(step["type"] == "Replace" and step["content"] == _SPACE for step in signs)
-    if replacing and not any(step["type"] == "Prepend" for step in signs):
-        prepending = [normalizers.Prepend(_SPACE), written]
-        tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(prepending)
-    state, steps = _steps(before, "pretokenizers")
-    joining = [step for step in steps if step["type"] == "ByteLevel" and not step["add_prefix_space"]]
-    if joining:
-        for step in joining:
-            step["add_prefix_space"] = True
-        before.__setstate__(json.dumps(state).encode())
-        tokenizer.backend_tokenizer.pre_tokenizer = before
-        tokenizer.add_prefix_space = True
-
-
-def _steps(part: Any, several: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the state of a tokenizer's part, if it has it, and list the states of its steps, of which one may be a
-    sequence of others, `several`."""
-    state = {} if part is None else json.loads(part.__getstate__())
-    steps = [state] if state else []
-    for step in steps:
-        steps += step.get(several, ())
-    return state, steps
 
 
 def longest_input(tokenizer: Any, config: Any, wanted: int | None = None) -> int:
@@ -168,7 +131,10 @@ def _encode_choices(chunk: Sequence[ChoiceExample], tokenizer: Any, longest: int
 
 
 def _encode_tagged(chunk: Sequence[TaggedSentence], tokenizer: Any, longest: int) -> Iterator[tuple[Encoded, bool]]:
-    words, options = [list(example.words) for example in chunk], {"truncation": True, "max_length": longest}
+    # a word's pieces are those that it has in a text: after a space, which some tokenizers put there themselves
+    space = " " * (len(tokenizer.tokenize(" a")) <= len(tokenizer.tokenize("a")))
+    words = [[space + word for word in example.words] for example in chunk]
+    options = {"truncation": True, "max_length": longest}
     batch = tokenizer(words, is_split_into_words=True, **options)
     empty = []
     for row, encoding in enumerate(batch.encodings):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from attn_reg_plugin import candidate_region, drop_candidates
 from attn_reg_plugin.attention.masks import (
-    candidate_counts,
     dropped_fraction,
     pack_bits,
     sample_keep,
@@ -74,8 +73,8 @@ def test_counts_are_exact_for_every_length():
     """Guarded against round-off: 10 · (1 - 0.9) is below 1."""
     for percent in range(101):
         p = percent / 100
-        counts = candidate_counts(torch.arange(300), p).tolist()
-        assert counts == [n - int(n * (1 - Fraction(str(p)))) for n in range(300)]
+        region = candidate_region(torch.zeros(1, 1, 300, 300), torch.ones(300, 300).tril(-1).bool(), p)
+        assert region.sum(-1).flatten().tolist() == [n - int(n * (1 - Fraction(str(p)))) for n in range(300)]
 
 
 def test_padding_never_matters():

@@ -89,7 +89,7 @@ def test_choices_stand_with_the_beginning() -> None:
 
 def test_a_slow_tokenizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SimpleNamespace(is_fast=False)
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda path: slow)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda path, **options: slow)
     with pytest.raises(ValueError, match="mine has SimpleNamespace, a slow tokenizer; a fast one is needed"):
         load_tokenizer("mine", COLA)
 
@@ -119,7 +119,8 @@ def test_so_does_one_that_splits_in_several_steps(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", pad_token="?").save_pretrained(tmp_path)
     (row,) = encode([TaggedSentence(1, ("a", "a1"), (1, 2))], WNUT, load_tokenizer(str(tmp_path), WNUT), 16)
-    assert row.input_ids.tolist() == [3, 3, 2, 4] and row.label.tolist() == [1, 2, -100, -100]
+    assert row.input_ids.tolist() == [3, 3, 4] and row.label.tolist() == [1, 2, -100]
+    assert load_tokenizer(str(tmp_path), COLA)("x a a1")["input_ids"][-3:] == [3, 3, 4], "as in a text"
 
 
 def test_so_does_one_that_writes_spaces_as_a_sign_before_it_parts(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import copy
 import inspect
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -62,23 +61,14 @@ class Defender:
     def learn(self, problem: Problem, inputs: Any) -> None:
         """Forward and backward on a batch that the attacker has trained on; gradients add up until `step`."""
         self.follow()
-        with self.precision():
-            loss = check_scalar("the problem's loss", problem.loss(self.model, inputs).loss)
-        counts, divisor = inputs.get("counts", True), self.divisor(problem)
+        loss = check_scalar("the problem's loss", problem.loss(self.model, inputs).loss)
+        counts, divisor = inputs.get("counts", True), getattr(problem, "accumulation", None)
         loss = loss if counts else loss * 0
         if divisor is not None:
             loss = loss / divisor
         elif counts:
             self._batches += 1
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
-    def precision(self) -> AbstractContextManager[Any]:
-        """While open, a forward computes as the attacker's does; by default the problem sees to it."""
-        return nullcontext()
-
-    def divisor(self, problem: Problem) -> float | None:
-        """Return the divisor of each batch's loss, as `Problem` says; None: the number of batches that count."""
-        return getattr(problem, "accumulation", None)
 
     def step(self) -> None:
         """Make the optimizer step that the attacker has just made, on the defender's own gradients."""

@@ -28,7 +28,7 @@ from attn_reg_plugin.regularizers.base.hooks.forward import Forward, device_of
 from attn_reg_plugin.regularizers.base.options import check_options, check_whole, option, options_of
 from attn_reg_plugin.regularizers.base.outputs import check_scalar
 from attn_reg_plugin.regularizers.base.registry import Preset
-from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics, drop_rate, drop_rates, quantities
+from attn_reg_plugin.regularizers.base.statistics import Quantity, Statistics, drop_rate, quantities
 
 logger = logging.getLogger(__name__)
 #: draws a keep mask from (shape, valid, generator); the mask lies on the generator's device
@@ -151,7 +151,8 @@ class Regularizer:
     @property
     def quantities(self) -> list[Quantity]:
         """Quantities that a face logs of updates: share of regularized forwards, its own, drop rates by site."""
-        return [Quantity("regularized", "forwards"), *self.logged, *drop_rates(self)]
+        rates = [drop_rate(self, site) for site in self.attached_sites] if self.counts_drops else []
+        return [Quantity("regularized", "forwards"), *self.logged, *rates]
 
     def summary(self) -> dict[str, float]:
         """Return what happened since the last call: the share of forwards that were `regularized`, the drop rate of

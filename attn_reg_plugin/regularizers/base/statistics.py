@@ -153,8 +153,3 @@ def drop_rate(method: Regularizer, site: AttentionSite) -> Quantity:
         return Quantity(f"dropped/{site.name}", f"valid/{site.name}", f"drop_{site.name}", site.name)
     key = f"{method.name}/{site.name}"
     return Quantity(f"dropped/{key}", f"valid/{key}", f"{method.name}_{site.name}", site.name)
-
-
-def drop_rates(method: Regularizer) -> list[Quantity]:
-    """Return the drop rates of a method's sites; none of a method that counts none."""
-    return [drop_rate(method, site) for site in method.attached_sites] if method.counts_drops else []
