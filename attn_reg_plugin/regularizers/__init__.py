@@ -17,7 +17,6 @@ from attn_reg_plugin.regularizers.base.context import Outcome, Problem, Supplied
 from attn_reg_plugin.regularizers.base.options import options_of
 from attn_reg_plugin.regularizers.base.registry import attach
 from attn_reg_plugin.regularizers.base.regularizer import option_flag
-from attn_reg_plugin.regularizers.base.sharding import ShardedState
 from attn_reg_plugin.regularizers.head_drop import HeadDrop
 from attn_reg_plugin.regularizers.hidden_cut import HiddenCut
 from attn_reg_plugin.regularizers.layer_drop import LayerDrop
@@ -42,7 +41,6 @@ __all__ = [
     "RDrop",
     "Regularizer",
     "ScheduledDropout",
-    "ShardedState",
     "Supplied",
     "Tokens",
     "Training",

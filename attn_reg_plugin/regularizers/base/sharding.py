@@ -8,9 +8,8 @@ and after the probe's backward the root's parameters are gathered once more for 
 from __future__ import annotations
 
 import copy
-import io
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -152,33 +151,3 @@ def run_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     for hook in filter(_is_theirs, list(model._forward_hooks.values())):
         outputs = hook(model, args, outputs)
     return outputs
-
-
-class ShardedState:
-    """A method's state in a checkpoint of `torch.distributed.checkpoint` (DCP), beside the shards of the model:
-
-        state = {"model": ..., "optimizer": ..., "regularizer": ShardedState(regularizer)}
-
-    It is one entry of bytes: DCP loads only what is there before loading, and what a method keeps grows as it trains.
-
-    Args:
-        regularizer: attached, where its state is one of a model and its sites.
-    """
-
-    def __init__(self, regularizer: Regularizer) -> None:
-        self.regularizer = regularizer
-
-    def state_dict(self) -> dict[str, Any]:
-        """The regularizer's state, as bytes of `torch.save`."""
-        written = io.BytesIO()
-        torch.save(self.regularizer.state_dict(), written)
-        return {"all_ranks": written.getvalue()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from it; nothing but tensors and plain containers is made of the bytes.
-
-        Raises:
-            TypeError, ValueError: as `Regularizer.resume`.
-        """
-        loaded = torch.load(io.BytesIO(state["all_ranks"]), map_location="cpu", weights_only=True)
-        self.regularizer.resume(loaded)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attn_reg_plugin.attention.calls import AttentionCall
 from attn_reg_plugin.attention.masks import PackedMask
-from attn_reg_plugin.regularizers import ShardedState, build
+from attn_reg_plugin.regularizers import build
 from attn_reg_plugin.regularizers.base.distributed import average_gradients
 from attn_reg_plugin.regularizers.base.statistics import quantities
 from tests.backends import huggingface_models
@@ -166,7 +166,7 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "regularizer": ShardedState(self.regularizer)}
+        return {"model": model, "optimizer": optimizer, "regularizer": self.regularizer.state_dict()}
 
     def train(self, first: int, last: int) -> None:
         """Updates `first` to `last`; the batches are those of the first two, one after the other."""
@@ -184,6 +184,7 @@ class Run:
         checkpoint.load(state, checkpoint_id=folder)
         parts = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
         set_state_dict(self.model, self.optimizer, **parts)
+        self.regularizer.resume(state["regularizer"])
 
     def result(self) -> dict[str, Any]:
         """The whole weights, and the number of updates."""
