@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 FAIRSEQ = ["fairseq-fixed==0.12.3.1", "scikit-learn>=1.3", "scipy>=1.15", "seqeval>=1.2.2"]
 HF = ["transformers>=5.23", "accelerate>=1.0"]
 EXPERIMENTS = ["numpy", "sacrebleu>=2.4", "sentencepiece>=0.2", "datasets>=3.0", "rich>=13.0", "matplotlib>=3.8"]
-EXPERIMENTS += ["omegaconf>=2.3", "optuna>=4.0", "scipy>=1.15", "argcomplete>=3.5", "pandas>=2.2", "tabulate>=0.9"]
+EXPERIMENTS += ["omegaconf>=2.3", "optuna>=4.0", "scipy>=1.15", "pandas>=2.2", "tabulate>=0.9"]
 DEV = ["pytest>=8.0", "hypothesis>=6", "ruff>=0.8", "import-linter>=2.0", "tensorboardX", "pytest-xdist>=3.6"]
 CLIENTS = ["trl>=1.16", "peft>=0.21", "sentence-transformers>=6.2", "setfit>=1.2", "lightning>=2.6"]
 DOCS = ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"]

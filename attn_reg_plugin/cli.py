@@ -1,4 +1,3 @@
-# PYTHON_ARGCOMPLETE_OK
 """The console script `attn-reg`; help needs no torch."""
 
 import argparse
@@ -87,8 +86,6 @@ def build_parser(command: str) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `attn-reg`; bad input ends in one sentence and exit status 2, without a traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if "_ARGCOMPLETE" in os.environ:
-        _complete()
     if not logging.root.handlers and logging.lastResort is not None:
         # one of fairseq's models asks for everybody's debug messages at its import, unless logging is set up
         logging.root.addHandler(logging.lastResort)
@@ -143,21 +140,6 @@ def _parsed(command: str, words: Sequence[str]) -> argparse.Namespace:
     if arguments.rest and command not in _WITH_REST:
         parser.error(f"{command} takes nothing behind --")
     return arguments
-
-
-def _complete() -> None:
-    """Complete a line in a shell, after `eval "$(register-python-argcomplete attn-reg)"`."""
-    import argcomplete
-
-    parser = argparse.ArgumentParser()
-    groups = {"": parser.add_subparsers()}
-    for name in (name for commands in COMMANDS.values() for name in commands):
-        above, last = name.split() if " " in name else ("", name)
-        if above not in groups:
-            groups[above] = groups[""].add_parser(above, add_help=False).add_subparsers()
-        parents = [build_parser(name)] if f" {name} " in os.environ.get("COMP_LINE", "") else []
-        groups[above].add_parser(last, parents=parents, add_help=False)
-    argcomplete.autocomplete(parser)
 
 
 if __name__ == "__main__":

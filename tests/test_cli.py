@@ -73,11 +73,3 @@ def test_lists(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) 
         main(words)
     printed = capsys.readouterr().out
     assert re.search(line, printed) and ("untuned" in printed) == (words[0] == "compare")
-
-
-def test_a_shell_completes_commands_and_flags() -> None:
-    environment = {"_ARGCOMPLETE": "1", "COMP_LINE": "attn-reg finetune --held", "COMP_POINT": "24"}
-    environment |= {"_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout", "PATH": "/usr/bin", "_ARGCOMPLETE_IFS": "\n"}
-    code = HELP.partition("try:")[0] + "main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout.split() == ["--held-out"]
