@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,12 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _OTHERS = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")
 #: fairseq's codes of whole numbers
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16", 9: "uint32", 10: "uint64"}
+
+
+def is_pair(text: str) -> bool:
+    """Whether it names two languages, `en-ro`, as fairseq does, which parts names of files at dots and hyphens."""
+    source, _, target = text.partition("-")
+    return bool(re.fullmatch(r"\w+-\w+", text, re.ASCII)) and source != target
 
 
 def write_dictionary(symbols: Iterable[str], path: Path) -> None:

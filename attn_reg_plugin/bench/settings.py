@@ -41,7 +41,7 @@ class Settings:
     )
     size: str = setting("of the model", "base", choices=("base", "tiny"))
     batch: int | None = setting(
-        "sentences or pairs (default, as of the next two: of the size)", None, within="[1, inf)"
+        "sentences or pairs (default, as of --length and --vocabulary: of the size)", None, within="[1, inf)"
     )
     length: int | None = setting("tokens of the longest source and target", None, within="[2, inf)")
     shortest: float = setting("tokens of the shortest, as a fraction of --length; 1: no padding", 0.75, within="(0, 1]")

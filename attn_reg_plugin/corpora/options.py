@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from attn_reg_plugin.configuration import setting
 from attn_reg_plugin.corpora import phrasebook
+from attn_reg_plugin.dictionaries import is_pair
 
 #: a source that is not a folder
 HUB = "hub"
@@ -38,7 +39,7 @@ class PrepareOptions:
         metavar="N",
     )
     character_coverage: float = setting(
-        "share of the characters of the training text that get a piece; the rest is <unk>", 1.0, within="(0, 1]"
+        "share of the characters of the training text that get a piece; the rest is <unk>", 1.0, within="[0.98, 1]"
     )
     spm_model: Path | None = setting("reuse a sentencepiece model instead of training one", None, metavar="FILE")
     opus_mt: Path | None = setting(
@@ -76,10 +77,7 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         """Check what depends on other options, and fill in what follows from them."""
-        source, target = self.languages
-        # fairseq parts names of files at dots and hyphens
-        two = re.fullmatch(r"\w+-\w+", self.pair, re.ASCII) and source != target
-        self._allow("pair", bool(two), "two different languages with a hyphen, source first, such as en-fr")
+        self._allow("pair", is_pair(self.pair), "two different languages with a hyphen, source first, such as en-fr")
         reused, opus_mt = self.spm_model is not None, self.opus_mt is not None
         self._allow("source-prefix", not self.source_prefix or opus_mt, "left out without --opus-mt")
         self._allow("spm-model", not (reused and opus_mt), "left out with --opus-mt")

@@ -78,7 +78,9 @@ def check_reused(options: PrepareOptions) -> list[Path]:
         return [options.spm_model]
     if options.opus_mt is None:
         return []
-    OpusMTTokenizer(options.opus_mt, options.source_prefix)
+    named = OpusMTTokenizer(options.opus_mt, options.source_prefix).languages
+    if options.languages == named[::-1]:
+        raise ValueError(f"--opus-mt {options.opus_mt} translates from {named[0]} to {named[1]}, not {options.pair}")
     files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
     return [path for path in files if path.is_file()]
 
@@ -136,7 +138,7 @@ def train_model(lines: Iterable[str], path: Path, vocab_size: int, character_cov
         lines: text, read once as a stream.
         path: where the model is written.
         vocab_size: pieces in all, the four special ones included.
-        character_coverage: share of the characters, from the most frequent on, that get a piece; 0 to 1.
+        character_coverage: share of the characters, from the most frequent on, that get a piece; 0.98 to 1.
 
     Raises:
         ValueError: the vocabulary is too large or too small for the text, or the text too short.

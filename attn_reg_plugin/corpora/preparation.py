@@ -17,6 +17,7 @@ and where they are there already, nothing is done. What a killed preparation lea
 import dataclasses
 import importlib.metadata
 import json
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -123,7 +124,7 @@ def _report(data: dict[str, Any], wanted: PrepareOptions) -> None:
         print(f"{name} ({split['title']}): {', '.join(counts)}")
     for name, model in data["models"].items():
         print(f"{name}: {model['pieces']} pieces, dictionary of {model['dictionary_size']}")
-    print(f"prepared {wanted.out}: fairseq-train {wanted.out / 'bin'} ...")
+    print(f"prepared {wanted.out}: fairseq-train {shlex.quote(str(wanted.out / 'bin'))} ...")
 
 
 # -- what is made -----------------------------------------------------------------------------------------------------

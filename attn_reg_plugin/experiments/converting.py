@@ -5,11 +5,13 @@
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from attn_reg_plugin.configuration import setting
+from attn_reg_plugin.dictionaries import is_pair
 from attn_reg_plugin.experiments.data_folder import digest_of
 from attn_reg_plugin.files import naming_writer, read_json, whole_folder, write_json
 
@@ -48,8 +50,9 @@ class Conversion:
         """Check what goes together."""
         if self.opus_mt and not self.to_hf:
             raise ValueError("--opus-mt belongs to --to-hf")
-        names = (self.languages or "source-target").split("-")
-        if len(names) != 2 or not all(names) or names[0] == names[1]:
+        if self.languages is not None and self.to_hf:
+            raise ValueError("--languages belongs to a conversion without --to-hf")
+        if self.languages is not None and not is_pair(self.languages):
             said = "but must be two different names with a hyphen, as en-ro"
             raise ValueError(f"--languages is {self.languages!r}, {said}")
 
@@ -64,7 +67,7 @@ class Conversion:
             return
         folder, out = Path(self.model), Path(os.path.abspath(self.out))  # "." has no name of its own
         record = out.with_name(f"{out.name}.name")
-        wanted = {"model": self.model, "languages": self.languages}
+        wanted = {"model": self.model, **({"languages": self.languages} if self.languages else {})}
         if folder.is_dir():
             wanted["files"] = digest_of(sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS))
         if self.out.is_dir() and any(self.out.iterdir()):
@@ -74,18 +77,19 @@ class Conversion:
             before = read_json(record)
             same_files = "files" in before.keys() & wanted.keys()  # which say more than where they are
             for name, value in wanted.items():
-                if before.get(name, value) != value and not (name == "model" and same_files):
+                if before.get(name) not in (None, value) and not (name == "model" and same_files):
                     said = f"was converted with {name} {before[name]}, not {value}"
                     raise ValueError(f"{self.out} {said}; give another OUT")
             print(f"already converted: {self.out}")
             return
         if not folder.is_dir() and _HUB.fullmatch(self.model):
             folder = download(self.model)
-        languages = self.languages.split("-") if self.languages else None
+        languages = tuple(self.languages.split("-")) if self.languages else None
         source, target = to_fairseq(MarianFolder.open(folder), self.out, languages)
-        write_json(record, wanted)
-        print(f"wrote {self.out}: {source} to {target}; fairseq-train ... ", end="")
-        print(f"--finetune-from-model {self.out / CHECKPOINT} with\n{(self.out / FLAGS).read_text('utf-8').strip()}")
+        write_json(record, {**wanted, "languages": f"{source}-{target}"})
+        checkpoint = shlex.quote(str(self.out / CHECKPOINT))
+        print(f"wrote {self.out}: {source} to {target}; fairseq-train ... --finetune-from-model {checkpoint} with")
+        print((self.out / FLAGS).read_text("utf-8").strip())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,8 @@ class DataFolder:
         pairs = [pair for pair in pairs if pair.count("-") == 1]
         if not pairs:
             raise FileNotFoundError(f"{binary} has no training data (train.SOURCE-TARGET.*.idx); {advice}")
+        if len(set(pairs)) > 1:
+            raise ValueError(f"{binary} has data of {' and '.join(sorted(set(pairs)))}; give a folder with one pair")
         source, target = pairs[0].split("-")
         subsets = sorted(path.name.split(".")[0] for path in binary.glob(f"test*.{pairs[0]}.{source}.idx"))
         if not subsets:
@@ -55,9 +57,9 @@ class DataFolder:
         """The folder to give to fairseq."""
         return self.root / "bin"
 
-    def pairs(self) -> int:
-        """The number of training pairs, from fairseq's index; 0 where that has another format than mmap."""
-        index = read_index(self.bin / f"train.{self.source}-{self.target}.{self.target}.idx")
+    def pairs(self, subset: str = "train") -> int:
+        """The number of pairs of a subset, from fairseq's index; 0 where that has another format than mmap."""
+        index = read_index(self.bin / f"{subset}.{self.source}-{self.target}.{self.target}.idx")
         return 0 if index is None else len(index[1])
 
     def references(self, subset: str) -> list[str]:

@@ -181,11 +181,13 @@ class FineTuning(Comparison):
         model = self.model or packaged_model()
         examples = read_split(task, self.data, "train")
         self.check_part(len(examples))
-        read_split(task, self.data, "valid")  # what is wrong with it is said before anything is trained
+        found = _data_of(task, self.data)
+        for subset in found["subsets"]:  # what is wrong with it is said before anything is trained
+            read_split(task, self.data, subset)
         chosen = self
         if self.shortcut and not self.shortcut_words:
-            found = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
-            chosen = dataclasses.replace(self, shortcut_words=found.words)
+            planted = self.corruption(1).with_words(task, load_tokenizer(model, task), examples)
+            chosen = dataclasses.replace(self, shortcut_words=planted.words)
         folder = [path for pattern in _MODEL_FILES for path in Path(model).glob(pattern)]
         for path in folder:
             from attn_reg_plugin.checkpoints import check_weights  # torch
@@ -193,7 +195,7 @@ class FineTuning(Comparison):
             check_weights(path)
         own = {"hf-model": digest_of(sorted(set(folder)))} if folder else {}
         about = {"kind": LABELLED, "task": self._name(task), "task_kind": task.kind, "labels": list(task.labels or ())}
-        about |= {**_data_of(task, self.data), "paths": {"data": self.data}}
+        about |= {**found, "paths": {"data": self.data}}
         about["metrics"] = list(dict.fromkeys([self.metric or task.metrics[0], *task.metrics]))
         base = self._model_flags(task, model)
 
@@ -251,7 +253,7 @@ class FineTuning(Comparison):
         model = (folder.parent.name if folder.name == "model" else folder.name).replace("_", "-")  # a package's
         notes = [
             f"{self._name(task)}, {validation}, {model}, seeds {seeds}",
-            f"each run at its epoch with the best {best}; epochs: how many were trained until patience ended",
+            f"each run at its epoch with the best {best}",
         ]
         further = [name for subset, name in task.more_valid.items() if subset in first.scores]
         notes += [f"{name}: a further validation set, by which nothing is chosen" for name in further]

@@ -51,7 +51,7 @@ class TranslationComparison(Comparison):
     USAGE: ClassVar[str] = "attn-reg compare [CONFIG | DATA] --out FOLDER [options] [-- flags of fairseq-train]"
     EXAMPLES: ClassVar[tuple[str, ...]] = (
         "attn-reg compare data/en-ro --out runs/en-ro --methods plain,ad_drop,attend_out --seeds 1,2,3",
-        "attn-reg compare examples/demo/demo.yaml --out runs/longer --epochs 24 -- --fp16",
+        "attn-reg compare examples/demo/demo.yaml runs/demo/data --out runs/longer --epochs 24",
     )
 
     data: Path = setting("folder made by `attn-reg prepare`", metavar="DATA", positional=True)
@@ -109,6 +109,10 @@ class TranslationComparison(Comparison):
         self.check_part(data.pairs())
         for subset in data.subsets:
             check_binaries(data.bin, subset, data.bin)
+            lines, pairs = len(data.references(subset)), data.pairs(subset)
+            if pairs and lines != pairs:
+                path = data.root / "raw" / f"{subset}.{data.target}"
+                raise ValueError(f"{path} has {lines} references, but {data.bin} has {pairs} sentences of {subset}")
         if bleu_of(data.target).tokenizer.signature() != "13a" and self.metric == "bleu":
             raise ValueError(f"--metric bleu: fairseq's own BLEU has no words of {data.target}; choose by the loss")
         if self.opus_mt is None and self._joining() is None and (path := data.other_pieces()):
@@ -206,14 +210,19 @@ class TranslationComparison(Comparison):
 
 def opus_mt_model(folder: Path, data: DataFolder) -> dict[str, Any]:
     """The flags of fairseq-train for a converted model, whose dictionaries the data have: its sizes and weights."""
+    from attn_reg_plugin.corpora.pieces import OPUS_MT
     from attn_reg_plugin.opus_mt.conversion import CHECKPOINT, FLAGS
+    from attn_reg_plugin.opus_mt.tokenization import TOKENIZER_FILES
 
     path = folder / FLAGS
     if not path.is_file():
         raise FileNotFoundError(f"--opus-mt {folder} has no {FLAGS}; make it with `attn-reg convert opus-mt`")
-    for name in (f"dict.{language}.txt" for language in (data.source, data.target)):
-        if (folder / name).is_file() and sha256_of(folder / name) != sha256_of(data.bin / name):
-            raise ValueError(f"{data.root} was prepared without --opus-mt {folder}: its {name} is another one")
+    for name in TOKENIZER_FILES:  # generation reads those of the data
+        own = data.root / OPUS_MT / name
+        ours, theirs = (sha256_of(path) if path.is_file() else None for path in (own, folder / name))
+        if ours != theirs:
+            what = "is missing" if ours is None else "is another one"
+            raise ValueError(f"{data.root} was prepared without --opus-mt {folder}: its {OPUS_MT}/{name} {what}")
     return {**parsed(str(path), path.read_text(encoding="utf-8")), START: str(folder / CHECKPOINT)}
 
 

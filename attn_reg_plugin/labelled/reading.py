@@ -155,7 +155,7 @@ def find_split(task: LabelledTask, folder: Path, split: str) -> Path:
         ValueError: there is no such folder, or a split is there twice.
     """
     if not folder.is_dir():
-        raise ValueError(f"the data folder {folder} does not exist; give the one with the files of task {task.name}")
+        raise ValueError(f"{folder} is no folder; give the one with the files of task {task.name}")
     names = task.files.get(split, (f"{split}.{task.format}",))
     instead = task.files["test"] if split == "valid" and task.valid_is_test else ()
     for name in (*names, *instead):

@@ -246,9 +246,9 @@ def own_task(
         raise ValueError(f"{name} has {allowed} --text-columns, not {len(text)} ({', '.join(text)})")
     text = text or _WORDS
     if data and not Path(data).is_dir():
-        raise ValueError(f"the data folder {data} does not exist; give the one with your files")
+        raise ValueError(f"{data} is no folder; give the one with your files")
     if not file_format:
-        names = [f"train.{name}{end}" for name in FORMATS for end in ("", ".gz")]
+        names = [f"train.{name}{end}" for name in FORMATS if name.startswith("conll") == tagging for end in ("", ".gz")]
         found = next((name for name in names if data and (Path(data) / name).is_file()), "train.conll" * tagging)
         if not found:
             raise ValueError(f"{data or '--data'} has no training file; it must be one of {', '.join(names[::2])}")
@@ -268,6 +268,8 @@ def own_task(
             )
     files = _files(f"train.{file_format}", f"valid.{file_format} dev.{file_format}", f"test.{file_format}")
     label = label_column or ("3" if file_format == "conllu" else "-1" if tagging else "label")
+    if label in text or len(set(text)) < len(text):
+        raise ValueError(f"--text-columns {text_columns}: each must be another column, and none the label's, {label}")
     known = () if kind == REGRESSION else known
     return LabelledTask("own", kind, text, label, known, format=file_format, files=files)
 

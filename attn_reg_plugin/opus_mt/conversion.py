@@ -112,10 +112,12 @@ def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | Non
         languages: source and target, as fairseq is to call them; by default as the tokenizer does. They are returned.
 
     Raises:
-        ValueError: `out` holds something, or is a file.
+        ValueError: `out` holds something, or is a file; the model translates the other way round.
         OSError: `out` cannot be written; nothing is left there.
     """
     named = folder.tokenizer.languages
+    if languages == named[::-1]:
+        raise ValueError(f"{folder.path} translates from {named[0]} to {named[1]}, not {'-'.join(languages)}")
     languages = languages or (named if all(named) and named[0] != named[1] else ("source", "target"))
     flags = ["--arch", ARCHITECTURE]
     for name, value in architecture(folder.path / CONFIG).items():

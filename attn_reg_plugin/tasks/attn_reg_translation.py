@@ -45,7 +45,7 @@ class AttnRegTranslationTask(AttnRegTask, TranslationTask):
         """Set the task up, once it is clear that there is data for it."""
         folder = Path(str(cfg.data).split(":")[0])
         if not folder.is_dir():
-            raise ValueError(f"the data folder {folder} does not exist; give the one that fairseq-preprocess wrote")
+            raise ValueError(f"{folder} is no folder; give the one that fairseq-preprocess wrote")
         dictionaries = sorted(folder.glob("dict.*.txt"))
         if not dictionaries:
             raise ValueError(f"the data folder {folder} holds no dict.LANG.txt; give the one fairseq-preprocess wrote")

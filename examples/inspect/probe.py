@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def plot_maps(
 
 def main() -> None:
     """Measure, draw, and write probe.csv."""
+    logging.basicConfig(level=logging.WARNING)  # else fairseq prints debug messages of all
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("examples", type=Path)

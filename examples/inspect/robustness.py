@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import logging
 import sys
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def plot(found: pd.DataFrame, path: Path) -> None:
 
 def main() -> None:
     """Measure, and write robustness.csv (a row per run and group), .md (means over seeds) and .png."""
+    logging.basicConfig(level=logging.WARNING)  # else fairseq prints debug messages of all
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path)
     test = parser.add_mutually_exclusive_group(required=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def draw(runs: list[Path], word: str, text: str, path: Path) -> None:
 
 def main() -> None:
     """Measure, draw, and print the table."""
+    logging.basicConfig(level=logging.WARNING)  # else fairseq prints debug messages of all
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path)
     parser.add_argument("examples", type=Path)

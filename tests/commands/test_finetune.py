@@ -115,10 +115,10 @@ def test_files_of_ones_own_are_described_by_flags(rte: list[str], tmp_path: Path
             ["clasification", *rte[1:], *columns],
             "unknown labelled task 'clasification'; .* own classification, regress",
         ),
-        (["classification", "gone", *rte[2:], *columns], "the data folder gone does not exist; give the one with your"),
+        (["classification", "gone", *rte[2:], *columns], "gone is no folder; give the one with your"),
         (["classification", str(folder), *rte[2:]], "has 1 or 2 --text-columns, not 0"),
         ([*words, "--shortcut", "1", "--shortcut-words", "w1"], "has 1, but must have one for each of the 2"),
-        (["tagging", str(folder), *rte[2:]], "--file-format|has no training file|csv is not for tagging"),
+        (["tagging", str(folder), *rte[2:]], "has no train.conll"),
     ):
         with pytest.raises(ValueError, match=reason.removeprefix("--: ")):
             planned(*wrong)
@@ -229,6 +229,10 @@ def test_a_run_is_of_its_further_validation_set(rte: list[str], tmp_path: Path) 
     assert "further" not in settings[0] and settings[1]["further"] != settings[2]["further"]
     (tmp_path / "mnli" / "dev_mismatched.tsv.gz").touch()
     with pytest.raises(ValueError, match=r"has both dev_mismatched\.tsv and "):
+        planned(*words)
+    (tmp_path / "mnli" / "dev_mismatched.tsv.gz").unlink()
+    (tmp_path / "mnli" / "dev_mismatched.tsv").write_text(text.replace("neutral", "-"))
+    with pytest.raises(ValueError, match=r"dev_mismatched\.tsv, line \d+: the label is '-'"):
         planned(*words)
 
 

@@ -75,7 +75,7 @@ def quick_starts() -> Iterator[None]:
 
 def empty_corpus(data: Path) -> Path:
     """A prepared folder as far as its files' names go."""
-    names = ("train.en-ro.en.idx", "train.en-ro.ro.idx", "test.en-ro.en.idx", "test1.en-ro.en.idx")
+    names = (f"{split}.en-ro.{side}.idx" for split in ("train", "test", "test1") for side in ("en", "ro"))
     others = ("bin/dict.en.txt", "bin/dict.ro.txt", "raw/test.ro", "raw/test1.ro")
     for name in (*(f"bin/{name}" for name in names), *others):
         (data / name).parent.mkdir(parents=True, exist_ok=True)

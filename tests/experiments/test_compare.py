@@ -132,7 +132,11 @@ def test_pieces_that_would_not_be_joined_are_refused(tmp_path: Path) -> None:
     [
         ("ja", [], r"Japanese .* pip install sacrebleu\[ja\]"),
         ("zh", ["--metric", "bleu"], "--metric bleu: fairseq's own BLEU has no words of zh"),
-        ("ro", ["--opus-mt", "model"], r"data was prepared without --opus-mt model: its dict\.en\.txt is another one"),
+        (
+            "ro",
+            ["--opus-mt", "model"],
+            r"data was prepared without --opus-mt model: its opus_mt/vocab\.json is missing",
+        ),
     ],
 )
 def test_what_a_language_or_a_model_needs_is_said(
@@ -143,10 +147,21 @@ def test_what_a_language_or_a_model_needs_is_said(
     for path in sorted(empty_corpus(Path("data")).rglob("*ro*")):
         path.rename(path.with_name(path.name.replace("ro", target)))
     Path("model").mkdir()
-    for name, text in (("fairseq.flags", ""), ("dict.en.txt", "a 1\n")):
+    for name, text in (("fairseq.flags", ""), ("vocab.json", "{}")):
         Path("model", name).write_text(text)
     with pytest.raises(ValueError, match=said):
         planned(Path("data"), *words)
+
+
+def test_references_are_counted_before_anything_is_trained(corpus: Path, tmp_path: Path) -> None:
+    data = Path(shutil.copytree(corpus, tmp_path / "data"))
+    with (data / "raw" / "test.ro").open("a", encoding="utf-8") as file:
+        file.write("one more\n")
+    said = r"raw/test\.ro has (\d+) references, but .*bin has (\d+) sentences of test"
+    with pytest.raises(ValueError, match=said) as refused:
+        planned(data)
+    more, there = map(int, re.search(said, str(refused.value)).groups())
+    assert more == there + 1
 
 
 def test_lines_are_split_at_newlines_only(tmp_path: Path) -> None:
@@ -171,6 +186,7 @@ SPLITS = "has ':', at which fairseq splits paths; give"
         ("data", "runs", "bin/test.en-ro.en.idx bin/test1.en-ro.en.idx", "has no test data"),
         ("data", "runs", "", "bin/test1.en-ro.en.idx is damaged, or is not an index"),
         ("data", "runs", "", "bin/train.en-ro.ro.idx is damaged, or is not an index"),
+        ("data", "runs", "+bin/train.de-en.en.idx", "bin has data of de-en and en-ro; give a folder with one pair"),
         ("data", "runs", "raw/test1.ro", "raw/test1.ro is missing; make it with `attn-reg prepare`"),
     ],
 )
@@ -186,7 +202,10 @@ def test_a_folder_that_cannot_be_used_is_refused(
     monkeypatch.chdir(tmp_path)
     empty_corpus(Path(data))
     for name in missing.split():
-        (Path(data) / name).rename(tmp_path / Path(name).name)
+        if name.startswith("+"):
+            (Path(data) / name[1:]).write_text("a line\n")
+        else:
+            (Path(data) / name).rename(tmp_path / Path(name).name)
     if "damaged" in said:
         (Path(data) / said.split()[0]).write_bytes(b"garbage")
     assert main(["compare", data, "--out", out]) == 2

@@ -150,6 +150,14 @@ def test_a_task_of_flags(tmp_path: Path, file: str, content: str, flags: dict, e
         ({"kind": MULTIPLE_CHOICE, "text_columns": "a,b", "file_format": "csv"}, "3 or more --text-columns, not 2"),
         ({"kind": TAGGING, "labels": "O,X,"}, "--labels O,X, must be different labels with commas between"),
         ({"kind": TAGGING, "labels": "O,X,X"}, "--labels O,X,X must be different labels"),
+        (
+            {"kind": CLASSIFICATION, "text_columns": "a,label", "file_format": "csv"},
+            "another column, and none the label's",
+        ),
+        (
+            {"kind": CLASSIFICATION, "text_columns": "a,a", "file_format": "csv"},
+            "--text-columns a,a: each must be another",
+        ),
         ({"kind": TAGGING, "text_columns": "a,b"}, "tagging has 1 --text-columns, not 2"),
         (
             {"kind": MULTIPLE_CHOICE, "text_columns": "q,a,b,c", "labels": "A,B", "file_format": "csv"},

@@ -110,12 +110,20 @@ def test_search_renormalizes_where_the_folder_says_so(
     assert found is bool(renormalize and banned)
 
 
+def test_the_other_direction_is_refused(marian: tuple, tmp_path: Path) -> None:
+    folder = MarianFolder.open(marian[1])
+    with pytest.raises(ValueError, match=r"translates from en to ro, not ro-en$"):
+        to_fairseq(folder, tmp_path / "out", ("ro", "en"))
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["A"], "OUT is missing: folder to write"),
         (["A", "B", "C"], "unrecognized arguments: C"),
         (["A", "B", "--languages", "en"], "--languages is 'en', but must be two different names"),
+        (["A", "B", "--languages", "e.n-tr"], "--languages is 'e.n-tr', but must be two different names"),
+        (["A", "B", "--to-hf", "--languages", "en-tr"], "--languages belongs to a conversion without --to-hf"),
         (["A", "B"], "A: no such folder"),
         (["C", "B", "--to-hf"], "C has no checkpoint; looked for checkpoint_best.pt"),
     ],

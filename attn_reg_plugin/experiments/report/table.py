@@ -1,6 +1,7 @@
 """The table of an experiment: a row a method, means over seeds; for json, Markdown, the terminal and HTML."""
 
 import json
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -138,7 +139,7 @@ def cells(
     keys = list(dict.fromkeys((s, metric) for row in rows for s, metrics in row.figures.items() for metric in metrics))
     chief = next(metric for subset, metric in keys if subset != HELD_OUT)
     compared = [key for key in keys if key[1] == chief and any(row.differences for row in rows)]
-    epochs = len({row.epochs.mean if row.epochs else None for row in rows}) > 1  # where patience ended some earlier
+    epochs = _differ_in_epochs(rows)
     header = ["method"]
     for subset, metric in keys:
         title = column(subset, metric, subsets or {})
@@ -167,6 +168,11 @@ def column(subset: str, metric: str, subsets: Mapping[str, str]) -> str:
     return " ".join(filter(None, [name, subsets.get(subset, "")]))
 
 
+def _differ_in_epochs(rows: Sequence[Row]) -> bool:
+    """Whether patience ended some earlier, or some were not trained."""
+    return len({row.epochs.mean if row.epochs else None for row in rows}) > 1
+
+
 def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
     """Explain the figures of a table: how they vary, how the differences are drawn, and which say little."""
     notes = ["± standard deviation over seeds"] if any(row.seeds > 1 for row in rows) else []
@@ -188,6 +194,7 @@ def notes_of(rows: Sequence[Row], baseline: str = PLAIN) -> list[str]:
     ):
         if found := [f"{row.title} ({len(getattr(row, what))} of {row.seeds})" for row in rows if getattr(row, what)]:
             notes.append(f"{said}: {'; '.join(found)}")
+    notes += ["epochs: how many were trained, the mean over seeds"] * _differ_in_epochs(rows)
     notes.append("elapsed: wall-clock seconds in updates, which other work on the machine lengthens")
     few = f"in italics, in a terminal dim: fewer than {ENOUGH} seeds"
     return notes + [few] * any(row.seeds < ENOUGH for row in rows)
@@ -217,7 +224,8 @@ def publish(out: Path, runs: Sequence[Run], notes: Sequence[str], console: Conso
     }
     write_results(out / "results.json", content)
     write_text(out / "results.md", markdown(*table, notes))
-    where = f"all figures: {out / 'results.json'}; table: {out / 'results.md'}; a page: attn-reg report {out}"
+    page = f"attn-reg report {shlex.quote(str(out))}"
+    where = f"all figures: {out / 'results.json'}; table: {out / 'results.md'}; a page: {page}"
     show(console, terminal_table(*table), [*notes, where])
 
 
