@@ -129,7 +129,7 @@ def flags_of_methods() -> str:
     parts = [methods_table(), "### All methods", flag_table(shared)]
     for name in known:
         ranges = {
-            f"{name}_{option.name}": getattr(option.metadata["help"], "within", None)
+            f"{name}_{option.name}": option.metadata["within"]
             for option in options_of(REGISTRY[name])
         }
         parts += [f"### {name}", flag_table(owned[name], f"{name}: ", ranges) or "It has no flags of its own."]
