@@ -43,6 +43,15 @@ class MethodCallback:
         super().__init__()
         self.regularizer, self.rates_by_site = self._method(regularizer, options), rates_by_site
 
+    def __getattr__(self, name: str) -> Any:
+        """Say which callback a trainer wants that takes this one for its own."""
+        if name.startswith("on_"):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}: AttnRegCallback is for transformers' Trainer, LightningCallback "
+                "for Lightning's"
+            )
+        return object.__getattribute__(self, name)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.regularizer!r})"
 
@@ -98,7 +107,8 @@ def state_in(path: Path, method: str | None) -> dict[str, Any] | None:
 
 
 def special_ids_of(tokenizer: Any) -> frozenset[int] | None:
-    """List the ids of a tokenizer's special tokens, but one of unknown words only; None where it tells none."""
+    """List the ids of the special tokens of a tokenizer or a processor's, but of unknown words; None if it has none."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     special = set(getattr(tokenizer, "all_special_ids", ()))
     if codes := getattr(tokenizer, "supported_language_codes", None):  # Marian's, which it does not call special
         special.update(tokenizer.convert_tokens_to_ids(codes))

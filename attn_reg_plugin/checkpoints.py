@@ -95,8 +95,10 @@ def load_state(path: Path) -> dict[str, Any]:
     """The state of a method, kept in a file of its own, on the CPU.
 
     Args:
-        path: what `save_state` wrote; a ValueError says that it is damaged or something else, and what to do.
+        path: what `save_state` wrote; a ValueError says that it is missing, damaged or something else, and what to do.
     """
+    if not Path(path).exists():
+        raise ValueError(f"there is no file {path}")
     try:
         state = load_weights(path)
     except ValueError as error:

@@ -128,10 +128,7 @@ def flags_of_methods() -> str:
         (owned[max(owners, key=len)] if owners else shared).append(action)
     parts = [methods_table(), "### All methods", flag_table(shared)]
     for name in known:
-        ranges = {
-            f"{name}_{option.name}": option.metadata["within"]
-            for option in options_of(REGISTRY[name])
-        }
+        ranges = {f"{name}_{option.name}": option.metadata["within"] for option in options_of(REGISTRY[name])}
         parts += [f"### {name}", flag_table(owned[name], f"{name}: ", ranges) or "It has no flags of its own."]
     return "\n\n".join(parts)
 

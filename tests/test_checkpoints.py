@@ -48,6 +48,8 @@ def test_a_damaged_state_is_named_and_never_run(how: str, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=said):
         checkpoints.load_state(path)
     assert not (tmp_path / "ran").exists()
+    with pytest.raises(ValueError, match=r"^there is no file .*absent\.pt$"):
+        checkpoints.load_state(tmp_path / "absent.pt")
 
 
 @pytest.mark.parametrize("when", ["save", "replace", None])

@@ -49,8 +49,8 @@ class Computation:
 
 
 def layer_of(path: str) -> int:
-    """The layer that a module stands in: the first number in its path."""
-    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+    """The layer that a module stands in: the first number in its path, or behind a name, as `encoder_layer_0`."""
+    number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path) or re.search(r"_(\d+)(?:\.|$)", path)
     return int(number[1]) if number else 0
 
 

@@ -224,8 +224,8 @@ class AttnRegCallback(MethodCallback, TrainerCallback):
         if not any(name in inputs for name in names):
             raise ValueError(
                 f"{regularizer.name} repeats the batch and compares what the model says of each copy, but the batch "
-                f"has no {' or '.join(names)}, so {type(trainer).__name__} reads it in a way of its own; use another "
-                "method"
+                f"has no {' or '.join(names)} (label_names), so {type(trainer).__name__} reads it in a way of its "
+                "own; use another method"
             )
         # the first tensor's rows are the number of examples: of a collator of one's own that may be anything
         inputs = {**{name: inputs[name] for name in names if isinstance(inputs.get(name), Tensor)}, **inputs}

@@ -71,6 +71,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
         self.made = 0  # updates that were announced
         self.scale = 0.0  # of fp16's loss before the batch
         self._seconds: Any = None
+        self._special_ids: frozenset[int] | None = None  # supplied before `fit`
 
     # -- what Lightning calls ---------------------------------------------------------------------------------------
 
@@ -82,6 +83,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: nn.Module, stage: str) -> None:
         """Refuse what cannot be regularized before anything is set up."""
         if stage == "fit":
+            self._special_ids = self.regularizer.supplied.special_ids or self._special_ids
             self.end()
             self.loaded = None
             refuse(trainer, pl_module)
@@ -137,7 +139,7 @@ class LightningCallback(MethodCallback, callback_class()):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: nn.Module, batch: Any, batch_idx: int) -> None:
         """Announce the number of updates made so far, and the batch."""
         self.regularizer.begin_update(self.made)
-        self.regularizer.supply(batch=batch)
+        self.regularizer.supply(batch=batch, special_ids=self._special_ids)
         self.scale = trainer.scaler.get_scale() if trainer.scaler is not None else 0.0
         self._seconds = self.regularizer.statistics.seconds("step_seconds", pl_module.device)
         self._seconds.__enter__()

@@ -84,8 +84,9 @@ def test_the_sites_of_other_models() -> None:
     )
     block["own"] = Own(8, 2)
     model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Identity(), block, nn.ModuleList([Renamed(8, 2)])])})
+    model["encoder_layer_3"] = Renamed(8, 2)  # as torchvision's
     names = [site.name for site in find_sites(model, "*")]
-    assert names == ["encoder.self[1]", "decoder.cross[1]", "encoder.self[2]"]
+    assert names == ["encoder.self[1]", "decoder.cross[1]", "encoder.self[2]", "encoder.self[3]"]
     stack = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 1)
     for name in ("cross_encoder", "encoder_decoder_encoder"):
         assert [site.name for site in find_sites(nn.ModuleDict({name: stack}), "*")] == ["encoder.self[0]"]

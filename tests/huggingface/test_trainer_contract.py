@@ -57,6 +57,8 @@ def test_special_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     trainer.train()
     assert told and set(told) == {frozenset({0, 1, 7})}
     assert special_ids_of(argparse.Namespace(all_special_ids=[2, 1], unk_token_id=2, bos_token_id=2)) == {1, 2}, "OPT"
+    processor = argparse.Namespace(tokenizer=trainer.processing_class)
+    assert special_ids_of(processor) == special_ids_of(trainer.processing_class), "as vision-language models have it"
 
 
 @pytest.mark.parametrize(

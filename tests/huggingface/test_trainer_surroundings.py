@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 from transformers import Trainer
 
 import attn_reg_plugin
+from attn_reg_plugin import LightningCallback
 from attn_reg_plugin.callbacks import refuse_unused_parameters
 from attn_reg_plugin.huggingface.callback import AttnRegCallback
 from attn_reg_plugin.regularizers import ADDrop, AttendOut, AttentionLayerDrop, Combination
@@ -61,9 +62,14 @@ def test_what_is_no_method(given: Any, options: dict[str, Any], said: str) -> No
         AttnRegCallback(ADDrop()).on_train_begin(None, None, None)
 
 
-@pytest.mark.parametrize("given", [ADDrop(), ADDrop])
-def test_a_method_in_place_of_a_callback(tmp_path: Path, given: Any) -> None:
-    said = r"ADDrop is a method and no callback; .*AttnRegCallback\(ADDrop\(\.\.\.\)"
+METHOD = r"ADDrop is a method and no callback; .*AttnRegCallback\(ADDrop\(\.\.\.\)"
+LIGHTNINGS = "LightningCallback has no on_init_end: AttnRegCallback is for transformers' Trainer"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(ADDrop(), METHOD), (ADDrop, METHOD), (LightningCallback("ad_drop"), LIGHTNINGS)]
+)
+def test_what_is_none_of_its_callbacks(tmp_path: Path, given: Any, said: str) -> None:
     with pytest.raises(AttributeError, match=said):
         trainer_of(tmp_path, callbacks=(given,))
 

@@ -50,10 +50,13 @@ def test_the_hooks_of_a_training(translator: nn.Module, batch: Any) -> None:
     callback = LightningCallback("ad_drop", p=0.5, q=0.5, cross_tuning="off")
     module = Module(translator)
     trainer = trainer_of(module)
+    callback.regularizer.supply(special_ids={1})
     callback.setup(trainer, module, "fit")
     callback.on_train_start(trainer, module)
     callback.on_train_epoch_start(trainer, module)
     step(callback, trainer, module, batch, updates=0)  # accumulated
+    callback.on_train_batch_start(trainer, module, batch, 0)
+    assert callback.regularizer.supplied.special_ids == {1}, "also where it was supplied before"
     assert callback.regularizer.updates == 0 and not module.logged
     step(callback, trainer, module, batch)
     assert callback.regularizer.updates == 1 and module.logged["attn_reg/regularized"] == 1
