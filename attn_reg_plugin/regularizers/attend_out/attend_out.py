@@ -224,13 +224,17 @@ class AttendOut(Regularizer):
 
         Raises:
             ValueError: `problem` or `optimizer` is missing, the attacker is not alone on the model, or that cannot be
-                copied.
+                copied; a loaded state has other sites.
         """
         if self.game is not None:
             return self.game
         if self.problem is None or self.optimizer is None:
             raise ValueError("AttendOut needs to know the training: give it problem=... and optimizer=...")
         check_alone(self, model)  # parts may have been attached since
+        cache = self._kept.get("cache", ()) if self._continues else ()
+        known = {name for batch in cache for name in batch["masks"]}
+        if others := known and known ^ {site.name for site in self.attached_sites}:
+            raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
         with torch.random.fork_rng([], enabled=self._continues):  # a continued game was built before
             generator = self.make_generator(model)
         with self._attachment.suspended():
@@ -238,10 +242,6 @@ class AttendOut(Regularizer):
             defender = self._make_defender(model, self.optimizer, self.clip_norm)
         self.game = self.game_class(self, self.problem, generator, defender)
         if self._continues:
-            cache = self._kept["cache"]
-            others = {name for batch in cache for name in batch["masks"]} ^ {site.name for site in self.attached_sites}
-            if cache and others:
-                raise ValueError(f"its sites are others: {', '.join(sorted(others))}")
             self.game.load_state_dict(self._kept)
         self._kept, self._continues = {}, False
         return self.game
