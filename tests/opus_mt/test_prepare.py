@@ -60,3 +60,10 @@ def test_separate_vocabularies(separate: tuple, source: Path, tmp_path: Path) ->
     assert prepare(source, tmp_path / "data", tmp_path / "converted") == 0
     data = DataFolder.open(tmp_path / "data")
     assert not data.joint and OpusMTTokenizer(tmp_path / "data" / "opus_mt").separate
+
+
+def test_the_other_direction_is_refused(
+    converted: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(source, tmp_path / "data", converted, "--pair", "ro-en") == 2
+    assert "translates from en to ro, not ro-en" in capsys.readouterr().err and not (tmp_path / "data").exists()
