@@ -165,6 +165,19 @@ def drops(p: float, seed: int, call: int) -> bool:
 
 
 @contextmanager
+def opened(sites: Iterable[AttentionSite]) -> Iterator[list[AttentionSite]]:
+    """While open, the modules ask these sites, also of those that no method has; afterwards the sites are clear."""
+    with ExitStack() as stack:
+        sites = list(sites)
+        for site in sites:
+            if site.backend is not None and not site.attached:
+                site.backend.open(site)
+                stack.callback(site.backend.close, site)
+            stack.callback(site.clear)
+        yield sites
+
+
+@contextmanager
 def recording(
     sites: Iterable[AttentionSite],
     needs_weights: bool = False,
@@ -172,17 +185,13 @@ def recording(
 ) -> Iterator[None]:
     """While open, each site records what attribution needs, see `AttentionSite.tapes`; afterwards the sites are clear.
 
-    The model must have no method attached, whose forward would clear the sites first, or call a part of it.
+    A method's hooks clear the sites as the model's forward begins: record without one, or below them, as probes do.
 
     Args:
         needs_weights: materialize attention maps, see `Tape`.
         tokens: β of the keys of each site, see `TokenBias`.
     """
-    with ExitStack() as opened:
-        for site in sites:
-            if site.backend is not None and not site.attached:
-                site.backend.open(site)
-                opened.callback(site.backend.close, site)
-            opened.callback(site.clear)
+    with opened(sites) as asked:
+        for site in asked:
             site.put_on(Request(recording=Recording(needs_weights, tokens[site] if tokens else None)))
         yield

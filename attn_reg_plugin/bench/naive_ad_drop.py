@@ -13,7 +13,7 @@ Two favours are done to it: the probe's graph is freed before the training forwa
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attn_reg_plugin.attention.calls import opened
 from attn_reg_plugin.attention.selection import find_sites
 from attn_reg_plugin.attention.sites import AttentionSite
 
@@ -62,11 +63,8 @@ def materialized(
             maps[name], exists[name] = weights, valid
         return weights @ value
 
-    with ExitStack() as opened, mock.patch.object(F, "scaled_dot_product_attention", attend):
+    with opened(sites), mock.patch.object(F, "scaled_dot_product_attention", attend):
         for site in sites:
-            site.backend.open(site)
-            opened.callback(site.backend.close, site)
-            opened.callback(site.clear)
             # a site asks for its mask right before its attention
             site.ask(sampler=lambda *_, name=site.name: announced.append(name))
         yield maps, exists

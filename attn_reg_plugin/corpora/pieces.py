@@ -78,9 +78,7 @@ def check_reused(options: PrepareOptions) -> list[Path]:
         return [options.spm_model]
     if options.opus_mt is None:
         return []
-    named = OpusMTTokenizer(options.opus_mt, options.source_prefix).languages
-    if options.languages == named[::-1]:
-        raise ValueError(f"--opus-mt {options.opus_mt} translates from {named[0]} to {named[1]}, not {options.pair}")
+    OpusMTTokenizer(options.opus_mt, options.source_prefix).refuse_reversed(options.languages)
     files = [options.opus_mt / name for name in tokenization.TOKENIZER_FILES]
     return [path for path in files if path.is_file()]
 

@@ -116,8 +116,7 @@ def to_fairseq(folder: MarianFolder, out: Path, languages: tuple[str, str] | Non
         OSError: `out` cannot be written; nothing is left there.
     """
     named = folder.tokenizer.languages
-    if languages == named[::-1]:
-        raise ValueError(f"{folder.path} translates from {named[0]} to {named[1]}, not {'-'.join(languages)}")
+    folder.tokenizer.refuse_reversed(languages)
     languages = languages or (named if all(named) and named[0] != named[1] else ("source", "target"))
     flags = ["--arch", ARCHITECTURE]
     for name, value in architecture(folder.path / CONFIG).items():

@@ -103,7 +103,7 @@ class OpusMTTokenizer:
     def __init__(self, folder: Path, prefix: str = "") -> None:
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder}: no such folder")
-        config = read_json(folder / TOKENIZER)
+        self.folder, config = folder, read_json(folder / TOKENIZER)
         self.separate = bool(config.get("separate_vocabs", False))
         needed = (VOCABULARY, SOURCE_MODEL, TARGET_MODEL, *((TARGET_VOCABULARY,) if self.separate else ()))
         for name in needed:
@@ -125,6 +125,12 @@ class OpusMTTokenizer:
         start = f"{prefix} " if prefix else ""
         self.source = Side(vocabulary, lambda text: self._theirs(start + text, verbose=False)["input_ids"])
         self.target = Side(target, lambda text: self._theirs(text_target=text, verbose=False)["input_ids"])
+
+    def refuse_reversed(self, languages: tuple[str, str] | None) -> None:
+        """Refuse, by a ValueError, source and target that the folder names the other way round."""
+        if languages == self.languages[::-1]:
+            named, wanted = self.languages, "-".join(languages)
+            raise ValueError(f"{self.folder} translates from {named[0]} to {named[1]}, not {wanted}")
 
     def decode(self, symbols: Sequence[str]) -> str:
         """Join target symbols to text; the special ones are left out, unknown symbols too."""

@@ -1,7 +1,6 @@
 """Models small enough to evaluate literally: their attention is a site, or whatever a test puts in its place."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
@@ -172,19 +171,6 @@ def asked_site(stack: str = "encoder", kind: str = "self", layer: int = 0, **ask
     site = AttentionSite(stack, kind, layer)
     site.ask(**asked)
     return site
-
-
-@contextmanager
-def opened(sites: list[AttentionSite]) -> Iterator[list[AttentionSite]]:
-    """Sites that are open, without a regularizer."""
-    for site in sites:
-        site.backend.open(site)
-    try:
-        yield sites
-    finally:
-        for site in sites:
-            site.clear()
-            site.backend.close(site)
 
 
 def drawn(

@@ -9,9 +9,9 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from attn_reg_plugin import find_sites
+from attn_reg_plugin.attention.calls import opened
 from attn_reg_plugin.attention.sites import AttentionSite
 from tests.attention.literal import loop_weights
-from tests.attention.tiny_model import opened
 
 B, H, T, S, C = 3, 4, 5, 7, 16
 CASES = [(kind, padding) for kind in ("self", "causal", "cross") for padding in (False, True)]

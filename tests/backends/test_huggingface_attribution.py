@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attn_reg_plugin import ADDrop, find_sites, recording
 from attn_reg_plugin.attention.attribution import map_gradient, output_gradients
-from tests.attention.tiny_model import opened
+from attn_reg_plugin.attention.calls import opened
 from tests.backends.huggingface_models import FAMILIES, HEADS, batch, build, objective, token_mask
 from tests.backends.materialized import Materialized
 

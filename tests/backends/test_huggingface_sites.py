@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from attn_reg_plugin import ADDrop, find_sites
+from attn_reg_plugin.attention.calls import opened
 from attn_reg_plugin.backends.huggingface.attention import open_sites
 from attn_reg_plugin.regularizers.base.hooks.attachment import attachments_of
-from tests.attention.tiny_model import opened
 from tests.backends.huggingface_models import FAMILIES, FORMS, batch, build, fingerprint
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}

@@ -12,7 +12,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 
 from attn_reg_plugin import ADDrop, find_sites, gradient_attribution, recording
-from tests.attention.tiny_model import EVERY, opened
+from attn_reg_plugin.attention.calls import opened
+from tests.attention.tiny_model import EVERY
 from tests.backends.materialized import Materialized
 
 WIDTH, HEADS = 16, 4

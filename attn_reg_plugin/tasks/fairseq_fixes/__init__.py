@@ -80,7 +80,10 @@ def broadcast(obj: Any, src_rank: int, group: Any, dist_device: torch.device) ->
 
 
 def copy_whole(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Copy a checkpoint, beside its name and then to it; where fairseq reaches files by iopath, as it does."""
+    """Copy a checkpoint, beside its name and then to it; where fairseq reaches files by iopath, as it does.
+
+    The name beside is always the same, and not `whole_file`'s: what a kill leaves there, the next copy takes away.
+    """
     if PathManager.path_requires_pathmanager(dst_path):
         return _copy(src_path, dst_path, overwrite)
     shutil.copyfile(src_path, f"{dst_path}.tmp")

@@ -5,7 +5,6 @@ all epochs; a resumed training would make others. `--patience` keeps the best va
 as attributes of a function, `should_stop_early`; here these go into the checkpoint.
 """
 
-import logging
 import sys
 import zipfile
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from fairseq.checkpoint_utils import save_checkpoint
 
 from attn_reg_plugin.checkpoints import load_weights
 from attn_reg_plugin.regularizers.base.distributed import object_from_first_rank, rank
-
-logger = logging.getLogger(__name__)
 
 #: in the task's state: what `waited` says
 PATIENCE = "patience"

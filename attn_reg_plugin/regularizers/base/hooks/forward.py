@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Forward:
         """Where the model computes."""
         return device_of(self.model)
 
-    @property
+    @cached_property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, with what dictionaries among them hold."""
         try:
