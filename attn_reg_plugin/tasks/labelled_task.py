@@ -227,7 +227,7 @@ AttnRegTextClassificationConfig = with_attn_reg(TextClassificationConfig)
 
 @register_task("attn_reg_text_classification", dataclass=AttnRegTextClassificationConfig)
 class AttnRegTextClassificationTask(AttnRegTask, LabelledTextTask):
-    """GLUE, IMDB, HANS, PAWS-X, or texts of one's own; `--criterion attn_reg_classification`."""
+    """GLUE, IMDB, PAWS-X, or texts of one's own; `--criterion attn_reg_classification`."""
 
     kinds: ClassVar[tuple[str, ...]] = KINDS_OF_TASKS["attn_reg_text_classification"]
 
