@@ -146,6 +146,16 @@ def test_what_is_saved_is_a_stock_model(tmp_path: Path) -> None:
     assert configs[0] == configs[1]
 
 
+def test_a_trainer_that_saves_in_a_way_of_its_own_keeps_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_save_checkpoint", lambda *_: (tmp_path / "checkpoint-1").mkdir())
+    regularizer = ad_drop()
+    trainer_of(tmp_path, "bert", regularizer, max_steps=1, save_strategy="steps", save_steps=1).train()
+    kept = torch.load(tmp_path / "checkpoint-1" / "attn_reg_ad_drop.pt", weights_only=True)
+    assert kept == regularizer.state_dict()
+
+
 def test_a_configuration_that_names_its_attention_is_saved(tmp_path: Path) -> None:
     """With `output_attentions` a configuration is only saved if its attention is called eager."""
     model = build_model("bert", attention="eager")
