@@ -65,8 +65,8 @@ HEADINGS = {
     "training_size": "STS-B, by training examples and epochs",
     "mnli": "MNLI, in and out of distribution",
 }
-#: the parts of few_shot: sentences a class, of MiniLM and of MPNet-base
-FEW = [f"{shots}{encoder}" for encoder in ("", ", MPNet-base") for shots in (16, 64, 256)]
+#: the parts of few_shot: sentences a class, of MiniLM, of gte-small and of MPNet-base
+FEW = ["16", "64", "256", "16, gte-small", *(f"{shots}, MPNet-base" for shots in (16, 64, 256))]
 #: question -> rows whose difference to plain training answers it; others are in the tables of their experiments
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [

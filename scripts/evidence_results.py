@@ -45,7 +45,7 @@ TEST_SETS = {
     },
     "encoders": GLUE,
     "glue_regime": {**GLUE, "rte_mpnet": "RTE, MPNet-base"},
-    "few_shot": {f"{shots}_mpnet": f"{shots}, MPNet-base" for shots in (16, 64, 256)},
+    "few_shot": {"16_gte": "16, gte-small", **{f"{shots}_mpnet": f"{shots}, MPNet-base" for shots in (16, 64, 256)}},
     "tokens_variants": {
         "poisoned_10": "10 % poisoned",
         "poisoned": "8 % poisoned",
