@@ -66,7 +66,7 @@ HEADINGS = {
     "mnli": "MNLI, in and out of distribution",
 }
 #: the parts of few_shot: sentences a class, of MiniLM, of gte-small and of MPNet-base
-FEW = ["16", "64", "256", "16, gte-small", *(f"{shots}, MPNet-base" for shots in (16, 64, 256))]
+FEW = ["16", "64", "256", *TEST_SETS["few_shot"].values()]
 #: question -> rows whose difference to plain training answers it; others are in the tables of their experiments
 SUMMARY: dict[str, Sequence[Place]] = {
     "Does dropping attention help on a small noisy corpus?": [
